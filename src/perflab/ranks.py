@@ -61,8 +61,8 @@ class Ranks:
                 if not ready:
                     late = [rank for rank in range(self.world) if rank not in values]
                     raise RankFailed(
-                        f"Rank(s) {late} of {self.world} did not finish in {timeout_s:g} s; expected every rank "
-                        "to return. Look for a send without its receive, or a collective that some ranks skip."
+                        f"Rank(s) {late} of {self.world} did not finish in {timeout_s:g} s; expected every "
+                        "rank to return. Look for a send without its receive, or a skipped collective."
                     )
                 for pipe in ready:
                     rank = self._pipes.index(pipe)
