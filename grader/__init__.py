@@ -1,0 +1,1 @@
+"""What an instructor runs: the sandbox, the judge's runner, nbgrader's two preprocessors."""

@@ -1,0 +1,1 @@
+"""One module an exercise: its contract, its judge, its public cases."""
