@@ -141,28 +141,36 @@ def hidden() -> list[dict]:
     found = []
     name = virtual()
     if name and set(name.split(" + ")) - {"Docker", "Podman"}:
-        found.append({
-            "en": f"A virtual machine ({name}): other guests share the last-level cache, the memory "
-            "bandwidth and the clock with this one, and nothing here shows how much they take.",
-            "zh": f"虚拟机（{name}）：末级缓存、内存带宽和主频与其他客户机共享，"
-            "而在这里看不出被它们占去了多少。",
-        })
+        found.append(
+            {
+                "en": f"A virtual machine ({name}): other guests share the last-level cache, the memory "
+                "bandwidth and the clock with this one, and nothing here shows how much they take.",
+                "zh": f"虚拟机（{name}）：末级缓存、内存带宽和主频与其他客户机共享，"
+                "而在这里看不出被它们占去了多少。",
+            }
+        )
     counters = Path("/sys/bus/event_source/devices")
     if sys.platform == "linux" and not [*counters.glob("*cpu*"), *counters.glob("*pmu*")]:
-        found.append({
-            "en": "No hardware performance counters: cache misses can be timed but not counted.",
-            "zh": "没有硬件性能计数器：缓存未命中只能计时，不能计数。",
-        })
+        found.append(
+            {
+                "en": "No hardware performance counters: cache misses can be timed but not counted.",
+                "zh": "没有硬件性能计数器：缓存未命中只能计时，不能计数。",
+            }
+        )
     if not caches():
-        found.append({
-            "en": "The system does not say how large the caches are.",
-            "zh": "系统没有给出缓存的大小。",
-        })
+        found.append(
+            {
+                "en": "The system does not say how large the caches are.",
+                "zh": "系统没有给出缓存的大小。",
+            }
+        )
     if usable_cores() == 1:
-        found.append({
-            "en": "One usable core: nothing that runs side by side can get faster here.",
-            "zh": "只有一个可用的核：任何并行在这里都不会变快。",
-        })
+        found.append(
+            {
+                "en": "One usable core: nothing that runs side by side can get faster here.",
+                "zh": "只有一个可用的核：任何并行在这里都不会变快。",
+            }
+        )
     return found
 
 
@@ -258,15 +266,17 @@ def _caches_sysfs() -> list[dict]:
         if not size_bytes or not text["level"] or text["type"] not in ("Data", "Unified"):
             continue
         ways = _read(index / "ways_of_associativity")
-        found.append({
-            "level": int(text["level"]),
-            "kind": text["type"].lower(),
-            "size_bytes": size_bytes,
-            "line_bytes": _bytes(text["coherency_line_size"]) or None,
-            "ways": int(ways) or None if ways and ways.isdigit() else None,
-            "shared_by": _count_cpus(text["shared_cpu_list"]),
-            "source": "sysfs",
-        })
+        found.append(
+            {
+                "level": int(text["level"]),
+                "kind": text["type"].lower(),
+                "size_bytes": size_bytes,
+                "line_bytes": _bytes(text["coherency_line_size"]) or None,
+                "ways": int(ways) or None if ways and ways.isdigit() else None,
+                "shared_by": _count_cpus(text["shared_cpu_list"]),
+                "source": "sysfs",
+            }
+        )
     return sorted(found, key=lambda cache: cache["level"])
 
 
@@ -285,15 +295,17 @@ def _caches_sysctl() -> list[dict]:
         size_bytes = _sysctl(f"hw.perflevel0.{key}") or _sysctl(f"hw.{key}")
         if size_bytes and int(size_bytes):
             line_bytes = _sysctl("hw.cachelinesize")
-            found.append({
-                "level": level,
-                "kind": "data" if level == 1 else "unified",
-                "size_bytes": int(size_bytes),
-                "line_bytes": int(line_bytes) if line_bytes else None,
-                "ways": None,
-                "shared_by": int(_sysctl("hw.perflevel0.cpusperl2") or 0) or None if level == 2 else None,
-                "source": "sysctl",
-            })
+            found.append(
+                {
+                    "level": level,
+                    "kind": "data" if level == 1 else "unified",
+                    "size_bytes": int(size_bytes),
+                    "line_bytes": int(line_bytes) if line_bytes else None,
+                    "ways": None,
+                    "shared_by": int(_sysctl("hw.perflevel0.cpusperl2") or 0) or None if level == 2 else None,
+                    "source": "sysctl",
+                }
+            )
     return found
 
 
@@ -307,13 +319,15 @@ def _caches_getconf() -> list[dict]:
             for what in ("SIZE", "LINESIZE", "ASSOC")
         )
         if size_bytes:
-            found.append({
-                "level": level,
-                "kind": "data" if level == 1 else "unified",
-                "size_bytes": size_bytes,
-                "line_bytes": line_bytes or None,
-                "ways": ways or None,
-                "shared_by": None,
-                "source": "getconf",
-            })
+            found.append(
+                {
+                    "level": level,
+                    "kind": "data" if level == 1 else "unified",
+                    "size_bytes": size_bytes,
+                    "line_bytes": line_bytes or None,
+                    "ways": ways or None,
+                    "shared_by": None,
+                    "source": "getconf",
+                }
+            )
     return found

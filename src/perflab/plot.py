@@ -26,7 +26,7 @@ _TEXT_ON_LIGHT, _TEXT_ON_DARK = "#3c3c3c", "#d4d4d4"  # what the book puts in it
 
 # At least 3 to 1 against white and against #121212, and told apart with every kind of colour blindness
 # (tests/test_plot.py computes both). The first two are the pair to use where there are two.
-BLUE, ORANGE, GREEN, PINK, OCHRE, GREY = "#2f7fc1", "#d55e00", "#00a37c", "#c2649f", "#8c6d1f", "#8a8a8a"
+BLUE, ORANGE, GREEN, PINK, OCHRE, GREY = "#2c8eee", "#e0751b", "#206e4d", "#c01ca9", "#8d7437", "#929292"
 PALETTE = (BLUE, ORANGE, GREEN, PINK, OCHRE, GREY)
 
 # Wider than a phone's column, but so little that a figure scaled down to one is still readable.
@@ -144,7 +144,8 @@ def timeline(spans, *, lanes=None, title: str = "", colours: dict | None = None,
                       edgecolor="none", linewidth=0)[0]  # fmt: skip
         if labels and label:
             middle = (start_s + end_s) / 2 * scale
-            text = ax.text(middle, y, label, ha="center", va="center", color="white", fontsize=9)
+            ink = _ink_on(colour)
+            text = ax.text(middle, y, label, ha="center", va="center", color=ink, fontsize=9)
             written.append((bar, text))
     ax.set(
         xlabel=f"time ({unit})" if xlabel is None else xlabel, title=title, xlim=(origin_s * scale, None),
@@ -165,6 +166,18 @@ def _time_unit(length_s: float) -> tuple[float, str]:
         if length_s * scale >= 2:
             return scale, unit
     return 1e9, "ns"
+
+
+def _ink_on(colour) -> str:
+    """Black or white, whichever contrasts more (WCAG's relative luminance; they break even at 0.18)."""
+    from matplotlib.colors import to_rgb
+
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+    return (
+        "black"
+        if sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True)) > 0.18
+        else "white"
+    )
 
 
 def _drop_labels_that_do_not_fit(fig, written) -> None:
@@ -222,13 +235,15 @@ def svg(fig, *, inline: bool = False) -> str:
     width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups()
     head = (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        f'viewBox="0 0 {width} {height}" style="width:100%;max-width:{float(width) * 4 / 3:.0f}px">'
+        f'viewBox="0 0 {width} {height}" stroke-linejoin="round" stroke-linecap="butt" '
+        f'style="width:100%;max-width:{float(width) * 4 / 3:.0f}px">'
     )
     # Several such figures share one page, and with it one namespace of ids.
     own = hashlib.sha256(text.encode()).hexdigest()[:8]
     text = re.sub(r'\bid="|href="#|url\(#', rf"\g<0>{own}", text)
     text = re.sub(r".*?<svg [^>]*>", head, text, count=1, flags=re.DOTALL)
-    text = re.sub(r"(font: [^;]*?)'DejaVu Sans'[^;\"]*", r"\1system-ui, sans-serif", text)
+    text = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", text)
+    text = re.sub(r"<style.*?</style>", "", text, count=1, flags=re.DOTALL)  # it would rule the whole page
     return text.replace(TEXT, "currentColor")
 
 

@@ -1,11 +1,11 @@
 """Pictures that a reader flips through with a slider or a list, on a page that has no kernel behind it.
 
-    depths = {depth: widgets.picture(draw(depth), alt=f"… {depth} …", alt_zh=f"…{depth}…") for depth in (1, 2, 4)}
-    widgets.frames(depths, controls=[("Queue depth", "队列深度")])
+    pictures = {n: widgets.picture(draw(n), alt=f"… {n} …", alt_zh=f"…{n}…") for n in (1, 2, 4)}
+    widgets.frames(pictures, controls=[("Queue depth", "队列深度")])
 
 All pictures are made when the cell runs and are stored in the page; the browser's half of ipywidgets switches
-between them (`jsdlink`), so it works in the built book, offline, and in a notebook. A Python callback would be
-dead there. Both languages are in each picture, as the two editions share one run of the cell; CSS shows one.
+between them (`jsdlink`), so it works in the built book, offline, and in a notebook. A Python callback would
+be dead there. Both languages are in each picture, as the editions share one run of the cell; CSS shows one.
 """
 
 import html
@@ -13,8 +13,8 @@ import itertools
 import zlib
 from collections.abc import Mapping, Sequence
 
-# What all frames of one widget may add to a page, compressed as a server sends it. A page's budget is 600 kB, and
-# the widget library takes most of that.
+# What all frames of one widget may add to a page, compressed as a server sends it. A page's budget is 600 kB,
+# and the widget library takes most of that.
 LIMIT_BYTES = 120_000
 
 _STYLE = """<style>
@@ -26,7 +26,7 @@ html[lang^=zh] .perflab-en{display:none}
 
 
 def bilingual(en: str, zh: str | None) -> str:
-    """HTML that reads `en` in the English edition and `zh` in the Chinese one (`en` in both where zh is None)."""
+    """HTML that reads `en` in the English edition and `zh` in the Chinese one; `en` in both without `zh`."""
     if zh is None:
         return en
     return f'<span class="perflab-en" lang="en">{en}</span><span class="perflab-zh" lang="zh-CN">{zh}</span>'
@@ -55,9 +55,9 @@ def frames(pictures: Mapping, *, controls: Sequence[tuple[str, str]]):
     """The widget: one control for each part of the pictures' keys, and under them the picture they select.
 
     pictures: {key: HTML}, as `picture` returns it or any other; keys are single values, or tuples of as many
-    values as there are controls, with every combination present. Numbers get a slider, strings a list to choose
-    from (both editions show them as they are: write "each · 逐个"). controls: their (English, Chinese) names.
-    Both kinds of control work with the keyboard.
+    values as there are controls, with every combination present. Numbers get a slider, strings a list to
+    choose from (both editions show them as they are: write "each · 逐个"). controls: their (English,
+    Chinese) names. Both kinds of control work with the keyboard.
     Raises ValueError for a missing combination, or when all of it would exceed LIMIT_BYTES.
     """
     import ipywidgets as w
