@@ -109,12 +109,12 @@ class Box:
                 arguments += ["--symlink", os.readlink(path), path]
             elif os.path.isdir(path):
                 arguments += ["--ro-bind", path, path]
-        for path in _ETC:
-            arguments += ["--ro-bind-try", path, path]
         shown = visible_paths()
         for folder in sorted({str(parent) for path in (*shown, *_ETC) for parent in Path(path).parents} - {"/"}):
             # bubblewrap would make these for its own user alone, and the answer runs as another
             arguments += ["--perms", "0755", "--dir", folder]
+        for path in _ETC:
+            arguments += ["--ro-bind-try", path, path]
         for path in shown:
             arguments += ["--ro-bind", path, path]
         arguments += ["--proc", "/proc", "--dev", "/dev"]

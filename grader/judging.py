@@ -1,0 +1,72 @@
+"""Judges answers in the sandbox, with the secret seed and the hidden cases: what grading calls."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+from functools import lru_cache
+from pathlib import Path
+
+from grader.sandbox import Box, RunResult, run_notebook, why_no_box
+from perflab import judge
+from perflab.launch import Launcher, SandboxError
+
+HIDDEN = Path(__file__).parent / "hidden"
+UNSAFE_NOTE = (
+    "Graded without a sandbox (--unsafe-no-sandbox): the answer ran with the grader's own rights.",
+    "评分时没有使用沙箱（--unsafe-no-sandbox）：答案以评分者的权限运行。",
+)
+
+
+@lru_cache
+def launcher(unsafe: bool = False) -> Launcher:
+    """This process's launcher: one warm parent for all answers. Raises SandboxError where no sandbox can be made."""
+    if not unsafe:
+        reason = why_no_box()
+        if reason:
+            raise SandboxError(
+                f"answers can't be isolated here: {reason}. Nothing was graded."
+                " To grade trusted answers all the same, pass --unsafe-no-sandbox."
+            )
+    made = Launcher(None if unsafe else Box, environ={"PERFLAB_AUTOGRADE": "1"})
+    atexit.register(made.close)
+    return made
+
+
+def hidden_cases(slug: str) -> Path | None:
+    """The folder of an exercise's secret cases, or None where it has none."""
+    folder = HIDDEN / slug
+    return folder if folder.is_dir() else None
+
+
+def version(slug: str) -> str:
+    """A fingerprint of all that a verdict depends on beside the answer itself."""
+    return judge.exercise_version(slug, hidden_cases(slug))
+
+
+def judge_answer(slug: str, cells: list[str], *, seed: int | None = None, unsafe: bool = False, quiet_wait_s: float = 20.0) -> judge.Verdict:
+    """Judges the code of an answer's cells. Whatever the answer does, this returns a verdict.
+
+    seed: for the inputs; secret and new when None. Raises KeyError for an unknown exercise, SandboxError where
+    answers can't be isolated and `unsafe` is not given.
+    """
+    verdict = judge.judge(
+        slug, cells, launcher(unsafe), seed=secrets.randbits(63) if seed is None else seed, hidden=hidden_cases(slug),
+        quiet_wait_s=quiet_wait_s,
+    )  # fmt: skip
+    if unsafe:
+        en, zh = verdict.message.split("\n\n", 1)
+        verdict.message = f"{en}\n{UNSAFE_NOTE[0]}\n\n{zh}\n{UNSAFE_NOTE[1]}"
+        verdict.evidence["sandbox"] = False
+    return verdict
+
+
+def run_cells(sources: list[str], *, timeout_s: float = 60, unsafe: bool = False) -> RunResult:
+    """Runs a notebook's code cells in the sandbox for their outputs."""
+    return run_notebook(sources, timeout_s=timeout_s, launcher=launcher(unsafe))
+
+
+def unsafe_from_environment() -> bool:
+    """True where ``GRADER_UNSAFE_NO_SANDBOX=1`` is set: how the option reaches nbgrader's own commands."""
+    return os.environ.get("GRADER_UNSAFE_NO_SANDBOX") == "1"

@@ -1,0 +1,437 @@
+"""12.2: is the matrix product on the CPU still asynchronous? The answer is a measuring instrument.
+
+It is judged against devices of known truth: `launch` and `wait` are the judge's own functions, and they really wait
+a secret time, so only a real measurement can find it. Then against the judge's own measurement of a product on this
+machine, made just before and just after.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from statistics import median
+
+from perflab.judge import Parts, Session, Verdict
+from perflab.launch import AnswerFailed, is_float
+from perflab.wire import Proxy, Tensor, type_name
+
+SLUG = "async-on-cpu"
+TITLE = ("Asynchronous on the CPU?", "CPU 上还是异步的吗？")
+ENTRY_POINTS = ("measure", "is_asynchronous", "survey")
+MAX_POINTS = 10
+
+TIMES_WITHIN, TIMES_PLUS_S = 0.15, 1e-3
+SYNCHRONOUS_FROM, ASYNCHRONOUS_TO = 0.7, 0.3
+SURVEY_WITHIN = 1.5
+SIZE = 1024
+
+
+class Misuse(Exception):
+    """`launch` and `wait` were not called in turn."""
+
+
+@dataclass
+class Device:
+    """A device of known truth. `launch` returns after `launch_s`, the work is done after `total_s`.
+
+    first_s: added to the first launch, as a library that sets itself up; swing: the work of each launch varies by
+    that factor either way; slow_every: every so many launches takes `slow_times` as long (someone else's work).
+    """
+
+    name: tuple[str, str]
+    launch_s: float
+    total_s: float
+    first_s: float = 0.0
+    swing: float = 0.0
+    slow_every: int = 0
+    slow_times: float = 4.0
+    offset: int = 0
+    rng: object = None
+    pairs: list[tuple[float, float]] = field(default_factory=list)
+    misuse: str = ""
+    _launched: tuple[float, float, float] | None = None
+
+    def launch(self):
+        began = time.perf_counter()
+        if self._launched is not None:
+            self.misuse = self.misuse or "launch"
+        scale = 1.0 + self.swing * (2 * float(self.rng.random()) - 1)
+        n = len(self.pairs) + self.offset
+        if self.slow_every and n % self.slow_every == self.slow_every - 1:
+            scale *= self.slow_times
+        extra = self.first_s if not self.pairs else 0.0
+        _sleep_until(began + self.launch_s * scale + extra)
+        self._launched = (began, time.perf_counter(), began + self.total_s * scale + extra)
+
+    def wait(self):
+        if self._launched is None:
+            self.misuse = self.misuse or "wait"
+            return
+        began, returned, done = self._launched
+        _sleep_until(done)
+        self.pairs.append((returned - began, time.perf_counter() - began))
+        self._launched = None
+
+    def truth(self) -> tuple[float, float]:
+        """Medians of the pairs after the first, as this side saw them."""
+        kept = self.pairs[1:]
+        return median(p[0] for p in kept), median(p[1] for p in kept)
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.launch_s / self.total_s <= ASYNCHRONOUS_TO
+
+
+def _sleep_until(moment: float) -> None:
+    left = moment - time.perf_counter()
+    if left > 0:
+        time.sleep(left)
+
+
+def devices(rng) -> list[Device]:
+    """The devices of one judgement, their times drawn anew."""
+    work = [float(rng.uniform(0.022, 0.030)) for _ in range(5)]
+    made = [
+        Device(("a synchronous device", "同步设备"), work[0] * rng.uniform(0.93, 0.99), work[0]),
+        Device(("an asynchronous device", "异步设备"), 1e-4, work[1]),
+        Device(("an asynchronous device with an expensive first call", "首次调用很慢的异步设备"), 2e-4, work[2],
+               first_s=float(rng.uniform(0.15, 0.25))),
+        Device(("an asynchronous device whose launch is slow", "提交较慢的异步设备"), work[3] * rng.uniform(0.2, 0.26), work[3]),
+        # every third launch is slow, whatever the number of repeats: a mean is far off, a median is not
+        Device(("a synchronous device with unequal work", "工作量不均的同步设备"), work[4] * rng.uniform(0.8, 0.9), work[4],
+               swing=0.25, slow_every=3, offset=int(rng.integers(0, 2))),
+    ]  # fmt: skip
+    for device in made:
+        device.rng = rng
+    return [made[i] for i in rng.permutation(len(made))]
+
+
+# Pairs for is_asynchronous alone: far from 0.3 … 0.7, at every scale, so that only the ratio tells.
+def classified_pairs(rng) -> list[tuple[float, float, bool]]:
+    pairs = []
+    for scale in (3e-4, 0.02, 3.0):
+        total = float(scale * rng.uniform(0.8, 1.2))
+        pairs += [(total * float(rng.uniform(0.01, 0.25)), total, True), (total * float(rng.uniform(0.75, 0.99)), total, False)]
+    return [pairs[i] for i in rng.permutation(len(pairs))]
+
+
+def classify(launch_s: float, total_s: float) -> bool | None:
+    """The judge's own rule: None between the two thresholds."""
+    ratio = launch_s / total_s
+    return True if ratio <= ASYNCHRONOUS_TO else False if ratio >= SYNCHRONOUS_FROM else None
+
+
+def judge(session: Session) -> Verdict:
+    parts = Parts(SLUG, MAX_POINTS)
+    evidence: dict = {}
+    host = session.answer()
+    rows = []
+    with parts.attempt("times", 4):
+        rows = _judge_times(session, host, parts, evidence)
+    if host.closed:
+        host = session.answer()
+    with parts.attempt("classification", 3):
+        _judge_classification(session, host, rows, parts, evidence)
+    if host.closed:
+        host = session.answer()
+    survey = {}
+    with parts.attempt("survey", 3):
+        survey = _judge_survey(session, host, parts, evidence)
+    return parts.verdict(evidence=evidence, figure=_figure(rows, survey))
+
+
+# ---------------------------------------------------------------- measure
+
+
+def _pair(value, name: str) -> tuple[float, float]:
+    """(launch_s, total_s) out of what came back. Raises AnswerFailed for another type."""
+    if type(value) not in (tuple, list) or len(value) != 2 or not all(is_float(v) for v in value):
+        got = type_name(value) if type(value) not in (tuple, list) else f"{type_name(value)} of {[type_name(v) for v in value][:4]}"
+        raise AnswerFailed(
+            "value",
+            f"`{name}` must return two finite floats, (launch_s, total_s) in seconds; it returned {got}.",
+            f"`{name}` 必须返回两个有限的浮点数 (launch_s, total_s)，单位为秒；实际返回的是 {got}。",
+        )
+    return value[0], value[1]
+
+
+def _judge_times(session, host, parts, evidence) -> list[dict]:
+    rows, wrong = [], []
+    for device in devices(session.rng):
+        value = host.call("measure", Proxy(device.launch), Proxy(device.wait), timeout_s=20, inference=False)
+        launch_s, total_s = _pair(value, "measure")
+        _check_use(device)
+        true_launch_s, true_total_s = device.truth()
+        row = {
+            "device": device.name[0], "zh": device.name[1], "asynchronous": device.asynchronous, "pairs": len(device.pairs),
+            "launch_s": launch_s, "total_s": total_s, "true_launch_s": true_launch_s, "true_total_s": true_total_s,
+        }  # fmt: skip
+        rows.append(row)
+        for what, got, true in (("launch_s", launch_s, true_launch_s), ("total_s", total_s, true_total_s)):
+            if abs(got - true) > TIMES_WITHIN * true + TIMES_PLUS_S:
+                wrong.append((device, what, got, true))
+    evidence["devices"] = rows
+    if not wrong:
+        parts.add("times", 4, True, f"`measure` was right on all {len(rows)} devices, within 15 % + 1 ms.",
+                  f"`measure` 在全部 {len(rows)} 个设备上都测对了（误差在 15 % + 1 ms 以内）。")  # fmt: skip
+        return rows
+    device, what, got, true = max(wrong, key=lambda w: abs(math.log(max(w[2], 1e-9) / max(w[3], 1e-9))))
+    hint_en, hint_zh = _hint(device, what, got, true)
+    parts.add(
+        "times", 4, False,
+        f"`measure` on {device.name[0]}: your {what} is {_ms(got)}, the judge saw {_ms(true)}"
+        f" (median of {len(device.pairs) - 1} pairs, first left out; 15 % + 1 ms allowed). {hint_en}",
+        f"`measure` 在「{device.name[1]}」上：你的 {what} 是 {_ms(got)}，评测器看到的是 {_ms(true)}"
+        f"（去掉第一次后 {len(device.pairs) - 1} 次的中位数；允许误差 15 % + 1 ms）。{hint_zh}",
+    )  # fmt: skip
+    return rows
+
+
+def _ms(value_s: float) -> str:
+    return f"{value_s * 1e3:.3g} ms"
+
+
+def _check_use(device: Device) -> None:
+    if device.misuse == "launch" or device._launched is not None:
+        raise AnswerFailed(
+            "protocol",
+            "`measure` called `launch()` again before `wait()`. One measurement is exactly one launch followed by one wait:"
+            " with more in flight, a bounded queue makes an asynchronous device look synchronous.",
+            "`measure` 在 `wait()` 之前又调用了 `launch()`。一次测量就是一次 launch 加一次 wait：如果同时有多项任务，"
+            "有界队列会让异步设备看起来像是同步的。",
+        )
+    if device.misuse == "wait":
+        raise AnswerFailed(
+            "protocol",
+            "`measure` called `wait()` with nothing launched. One measurement is exactly one launch followed by one wait.",
+            "`measure` 在没有提交任务时调用了 `wait()`。一次测量就是一次 launch 加一次 wait。",
+        )
+    if len(device.pairs) < 2:
+        raise AnswerFailed(
+            "protocol",
+            f"`measure` made {len(device.pairs)} measurement(s) of a device. Repeat, leave the first out (some devices have a"
+            " first-call cost) and return medians.",
+            f"`measure` 对一个设备只测了 {len(device.pairs)} 次。请多次重复，去掉第一次（有些设备首次调用有额外开销），再返回中位数。",
+        )
+
+
+def _hint(device: Device, what: str, got: float, true: float) -> tuple[str, str]:
+    if what == "total_s" and not math.isclose(got, true, rel_tol=0.5) and got < true and device.asynchronous:
+        return (
+            "Did the clock stop before `wait()` returned? The total counts from before the launch until all is finished.",
+            "是否在 `wait()` 返回之前就停表了？total_s 从 launch 之前算起，到全部完成为止。",
+        )
+    if got < 0.5 * true:
+        return (
+            "Is it CPU time? A process that waits uses none: take wall-clock time, `time.perf_counter`.",
+            "用的是 CPU 时间吗？等待时进程不消耗 CPU 时间：请使用墙上时钟 `time.perf_counter`。",
+        )
+    if device.first_s and got > true:
+        return ("Is the first call in it? Leave it out.", "是否把第一次调用也算进去了？请把它去掉。")
+    if device.slow_every and got > true:
+        return (
+            "A few slow runs pull a mean up: return the median.",
+            "少数几次慢的运行会拉高平均值：请返回中位数。",
+        )
+    if device.slow_every:
+        return ("The work varies: return the median, not the minimum.", "每次的工作量不同：请返回中位数，而不是最小值。")
+    return (
+        "Times are in seconds, both counted from before the launch.",
+        "时间以秒为单位，两个时间都从 launch 之前算起。",
+    )
+
+
+# ---------------------------------------------------------------- is_asynchronous
+
+
+def _judge_classification(session, host, rows, parts, evidence) -> None:
+    asked = [(r["launch_s"], r["total_s"], r["asynchronous"]) for r in rows if _usable(r)]
+    asked += classified_pairs(session.rng)
+    mistakes = []
+    for launch_s, total_s, truth in asked:
+        said = host.call("is_asynchronous", launch_s, total_s, timeout_s=5, inference=False)
+        if type(said) is not bool:
+            raise AnswerFailed(
+                "value",
+                f"`is_asynchronous` must return True or False; it returned {type_name(said)}.",
+                f"`is_asynchronous` 必须返回 True 或 False；实际返回的是 {type_name(said)}。",
+            )
+        if said is not truth:
+            mistakes.append((launch_s, total_s, truth))
+    evidence["classified"] = {"asked": len(asked), "wrong": len(mistakes)}
+    if not mistakes:
+        parts.add("classification", 3, True, f"`is_asynchronous` told all {len(asked)} apart.",
+                  f"`is_asynchronous` 对全部 {len(asked)} 组时间都判断正确。")  # fmt: skip
+        return
+    launch_s, total_s, truth = mistakes[0]
+    share = launch_s / total_s
+    parts.add(
+        "classification", 3, False,
+        f"`is_asynchronous({launch_s:.3g}, {total_s:.3g})` should be {truth}: the launch returned after {share:.0%} of the total"
+        f" ({len(mistakes)} of {len(asked)} wrong). Compare the two times with each other: an absolute limit fits one device only.",
+        f"`is_asynchronous({launch_s:.3g}, {total_s:.3g})` 应为 {truth}：launch 在总时间的 {share:.0%} 处返回"
+        f"（{len(asked)} 组中错了 {len(mistakes)} 组）。请比较这两个时间之比：固定的时间界限只适用于某一个设备。",
+    )  # fmt: skip
+
+
+def _usable(row) -> bool:
+    """Only the answer's own pairs that are near the truth: is_asynchronous is not blamed for `measure`."""
+    return all(
+        abs(row[k] - row[f"true_{k}"]) <= TIMES_WITHIN * row[f"true_{k}"] + TIMES_PLUS_S for k in ("launch_s", "total_s")
+    )
+
+
+# ---------------------------------------------------------------- survey
+
+REFERENCE = """
+import time
+from statistics import median
+import numpy as np, torch
+
+def product(library, a, b):
+    product = a.__matmul__
+    times = []
+    for _ in range(6):
+        start = time.perf_counter()
+        c = product(b)
+        launched = time.perf_counter()
+        if library == "torch_cuda":
+            torch.cuda.synchronize()
+        times.append((launched - start, time.perf_counter() - start))
+    times = times[1:]
+    return median(t[0] for t in times), median(t[1] for t in times)
+
+def has_cuda():
+    return torch.cuda.is_available()
+
+def on_cuda(a, b):
+    return product("torch_cuda", a.cuda(), b.cuda())
+"""
+
+
+def _judge_survey(session, host, parts, evidence) -> dict:
+    reference = session.trusted(REFERENCE)
+    cuda = reference.call("has_cuda")
+    a, b = (session.rng.standard_normal((SIZE, SIZE)).astype("float32") for _ in range(2))
+
+    def measured() -> dict:
+        found = {
+            "numpy_cpu": reference.call("product", "numpy_cpu", a, b),
+            "torch_cpu": reference.call("product", "torch_cpu", Tensor(a), Tensor(b)),
+        }
+        if cuda:
+            found["torch_cuda"] = reference.call("on_cuda", Tensor(a), Tensor(b))
+        return found
+
+    for attempt in range(3):
+        before = measured()
+        cpu_before_s = host.cpu_s()
+        value, spent_s = host.timed_call("survey", timeout_s=60, inference=False)
+        cpu_used_s = host.cpu_s() - cpu_before_s
+        survey = _checked_survey(value, cuda)
+        after = measured()
+        drift = max(_factor(before[k][1], after[k][1]) for k in before)
+        evidence["survey"] = {"answer": survey, "before": before, "after": after, "took_s": spent_s, "cpu_s": cpu_used_s}
+        claimed_s = sum(pair[1] for pair in survey.values())
+        if spent_s < claimed_s or cpu_used_s < 0.5 * sum(survey[k][1] for k in ("numpy_cpu", "torch_cpu")):
+            parts.add(
+                "survey", 3, False,
+                f"`survey` reports products that took {_ms(claimed_s)} together, but it returned after {_ms(spent_s)} and used"
+                f" {_ms(cpu_used_s)} of CPU time: it has to run the products and measure them.",
+                f"`survey` 报告的乘积共需 {_ms(claimed_s)}，但它在 {_ms(spent_s)} 后就返回了，只用了 {_ms(cpu_used_s)} 的 CPU"
+                " 时间：它必须真正运行这些乘积并测量。",
+            )  # fmt: skip
+            return evidence["survey"]
+        if drift <= SURVEY_WITHIN:
+            break
+    wrong, unclear = [], drift > SURVEY_WITHIN
+    for key, (launch_s, total_s) in survey.items():
+        true_launch_s, true_total_s = (math.sqrt(before[key][i] * after[key][i]) for i in (0, 1))
+        low, high = sorted((before[key][1], after[key][1]))
+        if not low / SURVEY_WITHIN <= total_s <= high * SURVEY_WITHIN:
+            wrong.append((key, "total", total_s, true_total_s))
+        ours, theirs = classify(true_launch_s, true_total_s), classify(launch_s, total_s)
+        if ours is None:
+            unclear = True
+        elif theirs is not ours:
+            wrong.append((key, "class", launch_s / total_s, true_launch_s / true_total_s))
+    if unclear:
+        parts.add("survey", 3, None,
+                  f"`survey` could not be compared: the judge's own two measurements differ {drift:.2g}-fold.",
+                  f"无法核对 `survey`：评测器自己前后两次测量相差 {drift:.2g} 倍。")  # fmt: skip
+    elif wrong:
+        key, what, got, true = wrong[0]
+        if what == "total":
+            en = (f"`survey` says one {SIZE}×{SIZE} float32 product takes {_ms(got)} for `{key}`; the judge measured {_ms(true)} on"
+                  " the same core, just before and after (a factor of 1.5 is allowed). Check size, dtype, unit (seconds) and warm-up.")  # fmt: skip
+            zh = (f"`survey` 中 `{key}` 的一次 {SIZE}×{SIZE} float32 乘积为 {_ms(got)}；评测器前后在同一核心上测得 {_ms(true)}"
+                  "（允许相差 1.5 倍）。请检查矩阵大小、数据类型、单位（秒）以及是否预热。")  # fmt: skip
+        else:
+            en = (f"`survey` for `{key}`: your launch returned after {got:.0%} of the total, the judge's after {true:.0%}."
+                  " Time the same call for both, and wait for the value.")  # fmt: skip
+            zh = (f"`survey` 中 `{key}`：你的 launch 在总时间的 {got:.0%} 处返回，评测器测得 {true:.0%}。"
+                  "两个时间要对同一次调用计时，并等待结果算出。")  # fmt: skip
+        parts.add("survey", 3, False, en, zh)
+    else:
+        listed = ", ".join(f"{k} {_ms(v[1])}" for k, v in survey.items())
+        parts.add("survey", 3, True, f"`survey` agrees with the judge's own measurement ({listed}).",
+                  f"`survey` 与评测器自己的测量一致（{listed}）。")  # fmt: skip
+    return evidence["survey"]
+
+
+def _factor(a: float, b: float) -> float:
+    return max(a, b) / max(min(a, b), 1e-9)
+
+
+def _checked_survey(value, cuda: bool) -> dict[str, tuple[float, float]]:
+    keys = ("numpy_cpu", "torch_cpu", "torch_cuda")
+    if type(value) is not dict or set(value) != set(keys):
+        got = sorted(map(str, value)) if type(value) is dict else type_name(value)
+        raise AnswerFailed(
+            "value",
+            f"`survey` must return a dict with the keys {', '.join(keys)}; it returned {got}.",
+            f"`survey` 必须返回一个字典，键为 {', '.join(keys)}；实际返回的是 {got}。",
+        )
+    if (value["torch_cuda"] is None) is cuda:
+        raise AnswerFailed(
+            "value",
+            "`survey` must give None for `torch_cuda` exactly where there is no GPU" + (": there is one here." if cuda else "."),
+            "`survey` 的 `torch_cuda` 只有在没有 GPU 时才应为 None" + ("：这台机器有 GPU。" if cuda else "。"),
+        )
+    pairs = {k: _pair(value[k], f"survey()[{k!r}]") for k in keys if value[k] is not None}
+    for key, (launch_s, total_s) in pairs.items():
+        if not 0 <= launch_s <= total_s or total_s <= 0:
+            raise AnswerFailed(
+                "value",
+                f"`survey` gives {key} = ({launch_s:.3g}, {total_s:.3g}): the launch lies within the total, and both take time.",
+                f"`survey` 给出 {key} = ({launch_s:.3g}, {total_s:.3g})：launch_s 应不大于 total_s，且总时间应大于零。",
+            )
+    return pairs
+
+
+# ---------------------------------------------------------------- the picture
+
+
+def _figure(rows, survey) -> bytes | None:
+    """Bars a device: the answer's launch and total over the judge's."""
+    from perflab import plot
+
+    if not rows:
+        return None
+    shown = [(r["device"], (r["launch_s"], r["total_s"]), (r["true_launch_s"], r["true_total_s"])) for r in rows]
+    for key, pair in survey.get("answer", {}).items():
+        shown.append((f"survey: {key}", pair, survey["before"][key]))
+    fig, ax = plot.subplots(height_in=0.9 + 0.55 * len(shown))
+    for i, (_, answer, true) in enumerate(shown):
+        for offset, (launch_s, total_s), colour in ((-0.18, answer, plot.PALETTE[0]), (0.18, true, plot.PALETTE[1])):
+            ax.barh(i + offset, total_s * 1e3, height=0.32, color=colour, alpha=0.35)
+            ax.barh(i + offset, launch_s * 1e3, height=0.32, color=colour)
+    ax.set(yticks=range(len(shown)), yticklabels=[s[0].replace("asynchronous device", "asynchronous\ndevice") for s in shown], xlabel="time (ms)")
+    ax.invert_yaxis()
+    ax.grid(False, axis="y")
+    from matplotlib.patches import Patch
+
+    plot.legend(fig, handles=[Patch(color=plot.PALETTE[0], label="your measurement"), Patch(color=plot.PALETTE[1], label="the judge's"),
+                              Patch(color=plot.GREY, label="until launch returned"), Patch(color=plot.GREY, alpha=0.35, label="until finished")])  # fmt: skip
+    return plot.png(fig, dpi=100)
