@@ -10,7 +10,11 @@ import sys
 COMMANDS = {
     "judge": ("grader.cli_judge", "main_judge", "judge one answer file and print the verdict"),
     "trial": ("grader.cli_judge", "main_trial", "judge every answer of a folder many times under made noise"),
-    "doctor": ("grader.cli_judge", "main_doctor", "what this machine can judge, what it cannot, and how noisy it is"),
+    "doctor": (
+        "grader.cli_judge",
+        "main_doctor",
+        "what this machine can judge, what it cannot, and how noisy it is",
+    ),
     "release": ("grader.course_files", "main_release", "make the students' notebooks from solutions/*.md"),
     "collect": ("grader.collect", "main_collect", "sort a folder of returned files into submitted/"),
     "grade": ("grader.farm", "main_grade", "grade everything under submitted/, one row a student"),

@@ -24,7 +24,9 @@ def split_grade_id(grade_id: str) -> tuple[str, str]:
     """
     match = GRADE_ID.fullmatch(grade_id)
     if match is None:
-        raise ValueError(f"grade_id {grade_id!r}: expected <slug>-answer, <slug>-answer-<part>, <slug>-check or <slug>-discuss")
+        raise ValueError(
+            f"grade_id {grade_id!r}: expected <slug>-answer, <slug>-answer-<part>, <slug>-check or <slug>-discuss"
+        )
     return match["slug"], match["role"]
 
 
@@ -119,7 +121,9 @@ def release(assignment: str, course: Path = COURSE) -> bool:
 
 def main_release(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m grader release", description=__doc__)
-    parser.add_argument("assignments", nargs="*", metavar="ASSIGNMENT", help="as solutions/ names them (default: all)")
+    parser.add_argument(
+        "assignments", nargs="*", metavar="ASSIGNMENT", help="as solutions/ names them (default: all)"
+    )
     parser.add_argument("--course-dir", type=Path, default=COURSE, help="default: grader/course")
     args = parser.parse_args(argv)
     for assignment in args.assignments or assignments():

@@ -1,0 +1,308 @@
+"""Judge the rebuilt notebook and write score and feedback into its check cells.
+
+`MeasureOnHardware` stands in nbgrader's list of `Autograde.autograde_preprocessors` where `Execute` stood. No cell of the
+student's runs beside nbgrader: the notebook runs in the sandbox, for its outputs alone, and each exercise is put to
+its judge. Only the judge's verdict reaches a check cell, so nbgrader's own SaveAutoGrades stores exactly its points.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import html
+import json
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbformat.notebooknode import NotebookNode
+from nbformat.v4 import new_markdown_cell, new_output
+from nbgrader.api import Gradebook
+from nbgrader.preprocessors import NbGraderPreprocessor
+from traitlets import Bool, Integer
+
+from grader.course_files import split_grade_id
+from grader.rebuild import answer_cells, grade_id_of, missing_answers
+from grader.store import Store, hardware_class, key_of
+
+STATUS_WORDS = {
+    "pass": "Passed 通过",
+    "fail": "Not yet right 未通过",
+    "inconclusive": "Could not be decided 无法判定",
+}
+SHOWN_MIMES = ("text/plain", "image/png", "image/jpeg")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One piece of work on a student's code, done in the sandbox: `kind` "judge" (one exercise) or "run" (the notebook)."""
+
+    kind: str
+    slug: str
+    cells: tuple[str, ...]
+
+    def key(self, hardware: str, unsafe: bool) -> str:
+        return key_of(self.kind, self.slug, list(self.cells), hardware, unsafe)
+
+
+def runnable(notebook: NotebookNode) -> list[NotebookNode]:
+    """The code cells that a run executes: all but the check cells, which belong to the judge."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [cell for cell in cells if not (grade_id_of(cell) or "").endswith("-check")]
+
+
+def tasks_of(notebook: NotebookNode) -> list[Task]:
+    """What has to be computed for a rebuilt notebook; nothing where the student's code is absent."""
+    answers = {slug: sources for slug, sources in answer_cells(notebook).items() if sources}
+    if not answers:
+        return []
+    run = Task("run", "", tuple(cell.source for cell in runnable(notebook)))
+    return [run, *(Task("judge", slug, tuple(sources)) for slug, sources in answers.items())]
+
+
+def perform(task: Task, unsafe: bool = False, run_timeout_s: int = 20) -> dict:
+    """Do one task and return its record, plain JSON. Raises only what makes grading impossible (no sandbox)."""
+    start = time.perf_counter()
+    if task.kind == "run":
+        from grader.sandbox import run_notebook
+
+        result = run_notebook(list(task.cells), timeout_s=run_timeout_s, unsafe=unsafe)
+        record = {"outputs": [clean_outputs(outputs) for outputs in result.outputs], "note": result.note}
+    else:
+        from grader.judging import judge_answer
+
+        verdict = judge_answer(task.slug, list(task.cells), unsafe=unsafe)
+        record = {
+            "slug": verdict.slug,
+            "status": verdict.status,
+            "points": verdict.points,
+            "max_points": verdict.max_points,
+            "evidence": json.loads(json.dumps(verdict.evidence, default=str)),
+            "message": verdict.message,
+            "figure": base64.b64encode(verdict.figure).decode() if verdict.figure else None,
+        }
+    return record | {"seconds": round(time.perf_counter() - start, 3), "made_at": time.time()}
+
+
+def no_answer_record(slug: str, reason: tuple[str, str]) -> dict:
+    """The verdict on an exercise without an answer: nothing ran, and the reason says why."""
+    return {
+        "slug": slug,
+        "status": "fail",
+        "points": 0,
+        "max_points": None,  # the check cell knows
+        "evidence": {},
+        "message": "\n\n".join(reason),
+        "figure": None,
+        "seconds": 0.0,
+        "made_at": None,
+    }
+
+
+def clean_outputs(outputs: list[dict]) -> list[dict]:
+    """The harmless part of a cell's outputs: text and pictures in valid notebook form.
+
+    What a student's process says it displayed is data from a stranger: no HTML, SVG, JavaScript or widget is kept.
+    """
+    kept = []
+    for output in outputs:
+        kind = output.get("output_type")
+        if kind == "stream":
+            name = "stderr" if output.get("name") == "stderr" else "stdout"
+            kept.append({"output_type": "stream", "name": name, "text": _text(output.get("text"))})
+        elif kind == "error":
+            traceback = output.get("traceback")
+            traceback = [_text(line) for line in traceback] if isinstance(traceback, list) else []
+            kept.append(
+                {
+                    "output_type": "error",
+                    "ename": _text(output.get("ename")),
+                    "evalue": _text(output.get("evalue")),
+                    "traceback": traceback,
+                }
+            )
+        elif kind in ("display_data", "execute_result"):
+            data = output.get("data") if isinstance(output.get("data"), dict) else {}
+            shown = {mime: _text(data[mime]) for mime in SHOWN_MIMES if mime in data}
+            shown = {
+                mime: text
+                for mime, text in shown.items()
+                if not mime.startswith("image/") or _is_base64(text)
+            }
+            if shown:
+                # Never execute_result: nbgrader would take its number for a score if it stood in a graded cell.
+                kept.append({"output_type": "display_data", "data": shown, "metadata": {}})
+    return kept
+
+
+def _text(value) -> str:
+    value = "".join(part for part in value if isinstance(part, str)) if isinstance(value, list) else value
+    return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else ""
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        return bool(base64.b64decode("".join(text.split()), validate=True))
+    except (binascii.Error, ValueError):
+        return False
+
+
+def as_html(text: str) -> str:
+    """Plain text as HTML: paragraphs at blank lines, everything escaped."""
+    paragraphs = [part.strip("\n") for part in re.split(r"\n\s*\n", text.strip()) if part.strip()]
+    return "".join("<p>" + html.escape(part).replace("\n", "<br>") + "</p>" for part in paragraphs)
+
+
+def check_outputs(record: dict, cell_points: float) -> list[NotebookNode]:
+    """The outputs of a check cell: the message in both languages, the picture, and last the score.
+
+    The score is an execute_result with a number, which is how nbgrader gives partial credit; there is no error and no
+    stderr output, for which it would give zero.
+    """
+    status, points = record["status"], scaled_points(record, cell_points)
+    heading = f"{STATUS_WORDS[status]}: {points:g} / {cell_points:g}"
+    if status == "inconclusive":
+        heading = f"{STATUS_WORDS[status]}: to be graded by hand 由教师评分"
+    outputs = [
+        new_output(
+            "display_data",
+            data={
+                "text/html": f"<p><strong>{html.escape(heading)}</strong></p>" + as_html(record["message"]),
+                "text/plain": f"{heading}\n\n{record['message']}",
+            },
+        )
+    ]
+    if record["figure"]:
+        alt = "What your code measured beside what the judge measured. 你的代码与评判程序各自测得的结果。"
+        outputs.append(
+            new_output(
+                "display_data",
+                data={"image/png": record["figure"], "text/plain": alt},
+                metadata={"image/png": {"alt": alt}},
+            )
+        )
+    if status == "inconclusive":
+        evidence = json.dumps(record["evidence"], indent=1, ensure_ascii=False)
+        outputs.append(
+            new_output(
+                "display_data",
+                data={
+                    "text/html": f"<p>Evidence 证据</p><pre>{html.escape(evidence)}</pre>",
+                    "text/plain": f"Evidence 证据\n{evidence}",
+                },
+            )
+        )
+    outputs.append(
+        new_output("execute_result", data={"text/plain": repr(float(points))}, execution_count=None)
+    )
+    return outputs
+
+
+def scaled_points(record: dict, cell_points: float) -> float:
+    """The verdict's points on the check cell's scale; nothing while the verdict is inconclusive."""
+    if record["status"] == "inconclusive" or not record["points"]:
+        return 0.0
+    return float(cell_points) * record["points"] / record["max_points"]
+
+
+def fill(notebook: NotebookNode, records: dict[Task, dict]) -> None:
+    """Write outputs and verdicts of `records` into the rebuilt `notebook`, and its notes above it."""
+    verdicts = {slug: no_answer_record(slug, reason) for slug, reason in missing_answers(notebook).items()}
+    for task, record in records.items():
+        if task.kind == "judge":
+            verdicts[task.slug] = record
+            continue
+        for cell, outputs in zip(runnable(notebook), record["outputs"], strict=False):
+            cell.outputs = [NotebookNode(output) for output in outputs]
+        if record["note"]:
+            notebook.metadata["perflab"].setdefault("notes", []).append([record["note"], record["note"]])
+    for cell in notebook.cells:
+        grade_id = grade_id_of(cell)
+        if grade_id is None:
+            continue
+        slug, role = split_grade_id(grade_id)
+        if role == "check":
+            record = verdicts[slug]
+            points = cell.metadata.nbgrader["points"]
+            cell.outputs = check_outputs(record, points)
+            cell.metadata["perflab"] = {
+                "status": record["status"],
+                "points": scaled_points(record, points),
+                "reason": one_line(record),
+                "evidence": record["evidence"],
+                "seconds": record["seconds"],
+            }
+    marks = notebook.metadata["perflab"]
+    sentences = [marks["reason"]] if marks.get("reason") else []
+    sentences += marks.get("notes", [])
+    if sentences:
+        lines = [f"- {line}" for sentence in sentences for line in dict.fromkeys(sentence)]
+        notes = "**About the file you handed in 关于你提交的文件**\n\n" + "\n".join(lines)
+        notebook.cells.insert(0, new_markdown_cell(notes, id="about-the-file"))
+
+
+def one_line(record: dict) -> str:
+    """The first line of a verdict's message: the reason in a row of the table of grades."""
+    return next((line.strip() for line in record["message"].splitlines() if line.strip()), record["status"])
+
+
+def stamp(notebook: NotebookNode, store: Store, hardware: str, unsafe: bool) -> str:
+    """Says which answers and which verdicts a graded notebook holds: a different one has to be graded (again)."""
+    keys = [task.key(hardware, unsafe) for task in tasks_of(notebook)]
+    made = [(store.get(key) or {}).get("made_at") for key in keys]
+    cells = [[cell.cell_type, cell.source, cell.get("attachments")] for cell in notebook.cells]
+    content = [cells, notebook.metadata["perflab"], keys, made]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+class MeasureOnHardware(NbGraderPreprocessor):
+    """nbgrader preprocessor: verdicts from the store, or judged now, into the notebook."""
+
+    unsafe = Bool(
+        False, help="Run answers without a sandbox. Never for answers of people you don't trust."
+    ).tag(config=True)
+    run_timeout_s = Integer(20, help="Seconds that the student's own cells may run, all together.").tag(
+        config=True
+    )
+    retry_inconclusive = Bool(
+        True, help="Judge again what was inconclusive before: grading by force asks for that."
+    ).tag(config=True)
+
+    def preprocess(self, nb: NotebookNode, resources: dict) -> tuple[NotebookNode, dict]:
+        store, hardware = Store(Path(resources["nbgrader"]["store"])), hardware_class()
+        hardware = resources["nbgrader"].get("hardware", hardware)
+        records = {}
+        for task in tasks_of(nb):
+            key = task.key(hardware, self.unsafe)
+            record = store.get(key)
+            if record is None or (self.retry_inconclusive and record.get("status") == "inconclusive"):
+                record = perform(task, self.unsafe, self.run_timeout_s)
+                store.put(key, record)
+            records[task] = record
+        mark = stamp(nb, store, hardware, self.unsafe)
+        fill(nb, records)
+        nb.metadata["perflab"]["stamp"] = mark
+        return nb, resources
+
+
+class LeaveToInstructor(NbGraderPreprocessor):
+    """nbgrader preprocessor, after SaveAutoGrades: an inconclusive verdict becomes "needs manual grade", without a score."""
+
+    def preprocess(self, nb: NotebookNode, resources: dict) -> tuple[NotebookNode, dict]:
+        place = resources["nbgrader"]
+        open_questions = [
+            grade_id_of(cell)
+            for cell in nb.cells
+            if cell.metadata.get("perflab", {}).get("status") == "inconclusive"
+        ]
+        if open_questions:
+            with Gradebook(place["db_url"]) as gradebook:
+                for grade_id in open_questions:
+                    grade = gradebook.find_grade(
+                        grade_id, place["notebook"], place["assignment"], place["student"]
+                    )
+                    grade.auto_score, grade.needs_manual_grade = None, True
+                gradebook.db.commit()
+        return nb, resources

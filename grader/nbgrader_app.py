@@ -1,0 +1,62 @@
+"""Run nbgrader's own commands in this process, with the course's settings."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from pathlib import Path
+
+from traitlets.config import Config
+
+from grader.course_files import GRADER
+
+COMMANDS = {
+    "generate_assignment": ("nbgrader.apps.generateassignmentapp", "GenerateAssignmentApp"),
+    "autograde": ("nbgrader.apps.autogradeapp", "AutogradeApp"),
+    "generate_feedback": ("nbgrader.apps.generatefeedbackapp", "GenerateFeedbackApp"),
+}
+
+
+class NbgraderFailed(Exception):
+    """An nbgrader command ended with an error; the text is what it logged."""
+
+
+class _Lines(logging.Handler):
+    def __init__(self):
+        super().__init__(level=logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def run(command: str, arguments: list[str], course: Path, settings: Config | None = None) -> list[str]:
+    """`nbgrader COMMAND ARGUMENTS` on `course`; returns its warnings. Raises NbgraderFailed.
+
+    `settings` go over those of nbgrader_config.py. nbgrader logs to stderr only what is an error.
+    """
+    import importlib
+
+    module, name = COMMANDS[command]
+    app = getattr(importlib.import_module(module), name)()
+    heard, path = _Lines(), list(sys.path)
+    with contextlib.chdir(GRADER):  # nbgrader reads its settings in the current folder
+        try:
+            app.initialize([*arguments, f"--course-dir={course}", "--log-level=CRITICAL"])
+            app.update_config(settings or Config())
+            app.log.addHandler(heard)
+            app.log.setLevel(logging.WARNING)
+            for handler in app.log.handlers:
+                if handler is not heard:
+                    handler.setLevel(logging.CRITICAL)
+            app.start()
+        except SystemExit as stop:
+            if stop.code:
+                raise NbgraderFailed(
+                    "\n".join(heard.lines) or f"nbgrader {command} ended with {stop.code}"
+                ) from None
+        finally:
+            sys.path[:] = path  # nbgrader puts the current folder in front
+            app.log.removeHandler(heard)
+    return heard.lines
