@@ -91,7 +91,10 @@ def test_caches_from_any_sysfs(tmp_path, monkeypatch, files, expected):
 
 
 def test_caches_from_getconf_when_sysfs_is_silent(tmp_path, monkeypatch):
-    table = "LEVEL1_DCACHE_SIZE 32768\nLEVEL1_DCACHE_ASSOC 8\nLEVEL1_DCACHE_LINESIZE 64\nLEVEL2_CACHE_SIZE 0\nPATH\n"
+    table = (
+        "LEVEL1_DCACHE_SIZE 32768\nLEVEL1_DCACHE_ASSOC 8\nLEVEL1_DCACHE_LINESIZE 64\n"
+        "LEVEL2_CACHE_SIZE 0\nPATH\n"
+    )
     monkeypatch.setattr(machine, "_SYS_CPU", tmp_path)
     monkeypatch.setattr(machine, "_output", lambda *command: table if command[0] == "getconf" else "")
     (cache,) = machine.caches()
