@@ -8,10 +8,10 @@ import sys
 # command: (module, function taking the remaining arguments and returning the exit status, one line of help).
 # Modules are imported only when asked for: `python -m grader --help` stays instant.
 COMMANDS = {
-    "judge": ("grader.cli_judge", "main_judge", "judge one answer file and print the verdict"),
-    "trial": ("grader.cli_judge", "main_trial", "judge every answer of a folder many times under made noise"),
+    "judge": ("grader.judging", "main_judge", "judge one answer file and print the verdict"),
+    "trial": ("grader.trial", "main_trial", "judge every answer of a folder many times under made noise"),
     "doctor": (
-        "grader.cli_judge",
+        "grader.doctor",
         "main_doctor",
         "what this machine can judge, what it cannot, and how noisy it is",
     ),

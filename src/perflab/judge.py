@@ -15,7 +15,9 @@ and optionally ``TIMED = False`` where nothing in it depends on how fast the mac
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import html
 import importlib
 import os
 import pkgutil
@@ -71,6 +73,14 @@ class Verdict:
                 if part.ok is ok:
                     return part.en
         return "Everything asked was shown."
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it: the message in both languages, then the picture."""
+        blocks = "".join(f"<p style='white-space: pre-wrap'>{html.escape(text)}</p>" for text in self.message.split("\n\n"))
+        if self.figure:
+            data = base64.b64encode(self.figure).decode()
+            blocks += f"<img alt='your measurement beside the judge’s' src='data:image/png;base64,{data}'>"
+        return f"<div>{blocks}</div>"
 
     def as_json(self) -> dict:
         """The fields that ``python -m grader judge --json`` prints."""

@@ -8,6 +8,7 @@ machine, made just before and just after.
 from __future__ import annotations
 
 import math
+import textwrap
 import time
 from dataclasses import dataclass, field
 from statistics import median
@@ -427,11 +428,11 @@ def _figure(rows, survey) -> bytes | None:
         for offset, (launch_s, total_s), colour in ((-0.18, answer, plot.PALETTE[0]), (0.18, true, plot.PALETTE[1])):
             ax.barh(i + offset, total_s * 1e3, height=0.32, color=colour, alpha=0.35)
             ax.barh(i + offset, launch_s * 1e3, height=0.32, color=colour)
-    ax.set(yticks=range(len(shown)), yticklabels=[s[0].replace("asynchronous device", "asynchronous\ndevice") for s in shown], xlabel="time (ms)")
+    ax.set(yticks=range(len(shown)), yticklabels=[textwrap.fill(s[0], 26) for s in shown], xlabel="time (ms)")
     ax.invert_yaxis()
     ax.grid(False, axis="y")
     from matplotlib.patches import Patch
 
-    plot.legend(fig, handles=[Patch(color=plot.PALETTE[0], label="your measurement"), Patch(color=plot.PALETTE[1], label="the judge's"),
+    plot.legend(fig, columns=2, handles=[Patch(color=plot.PALETTE[0], label="your measurement"), Patch(color=plot.PALETTE[1], label="the judge's"),
                               Patch(color=plot.GREY, label="until launch returned"), Patch(color=plot.GREY, alpha=0.35, label="until finished")])  # fmt: skip
     return plot.png(fig, dpi=100)

@@ -1,0 +1,56 @@
+# The two commands that matter are `make course` and `make test`; each is enough by itself on a new machine.
+# `make help` lists the others.
+
+# Options for pip. Where pip would fetch torch with CUDA (several GB) and you have no GPU, point it at a CPU build:
+#   make course PIP_OPTIONS="--find-links /folder/with/the/cpu/wheel"
+PIP_OPTIONS ?=
+# The Python (3.11 or newer) that .venv is made from.
+BASE_PYTHON ?= python3
+
+override VENV := .venv
+override PYTHON := $(VENV)/bin/python
+# nbgrader starts alembic by its bare name: without this the first run fails and leaves half a database.
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+.PHONY: help
+help:            ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile book/book.mk
+
+# ---- set-up: each step is done once, and again only when its input changes
+
+$(VENV)/.packages: requirements.txt
+	@$(BASE_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed; name one: make course BASE_PYTHON=/usr/bin/python3.12" >&2; exit 1; }
+	test -x $(PYTHON) || $(BASE_PYTHON) -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check $(PIP_OPTIONS) -r requirements.txt
+	touch $@
+
+$(VENV)/.project: $(VENV)/.packages pyproject.toml
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+.PHONY: setup
+setup: $(VENV)/.project
+	@tools/system-packages course
+
+# ---- the main job
+
+.PHONY: course
+course: setup    ## everything: the book in both languages, the assignments, the demonstration class graded here
+	$(PYTHON) -m grader release
+	$(PYTHON) book/build.py
+	$(PYTHON) -m grader demo
+
+.PHONY: test
+test: setup      ## every test
+	@tools/system-packages test
+	$(PYTHON) -m pytest $(PYTEST_OPTIONS)
+
+.PHONY: bench lint
+bench: setup     ## what the course's own machinery costs, measured
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(PYTHON) $$file || exit 1; done
+lint: setup      ## ruff
+	$(PYTHON) -m ruff check .
+
+include book/book.mk
+book po serve: setup
