@@ -109,48 +109,62 @@ def legend(fig, *, columns: int = 4, **kwargs) -> None:
     fig.legend(loc="outside upper left", ncols=min(max(n, 1), columns), fontsize=10, **kwargs)
 
 
-def timeline(spans, *, lanes=None, title: str = "", colours: dict | None = None, xlabel: str | None = None,
-             labels: bool = True, width_in: float = WIDTH_IN):  # fmt: skip
+def timeline(
+    spans,
+    *,
+    lanes=None,
+    kinds=None,
+    title: str = "",
+    colours: dict | None = None,
+    end_s: float | None = None,
+    width_in: float = WIDTH_IN,
+):
     """What ran when: one lane a thread or device, one bar a span, time on the x axis. Returns the figure.
 
     spans: (lane, label, start_s, end_s) or (lane, label, start_s, end_s, kind). `lanes` gives the order from
     top to bottom, else it is that of first appearance. Spans of one `kind` have one colour, and a legend
-    names the kinds; without kinds the colour goes by lane. `colours` may fix {kind or lane: colour}. A label
-    is written into its bar where it fits and left out where it does not. The axis's unit follows the length.
+    names the kinds (those of `kinds`, to make several timelines alike); without kinds the colour goes by
+    lane. `colours` may fix {kind or lane: colour}. `end_s` is where the axis ends, to give several timelines
+    one scale. A label is written into its bar where it fits and left out where it does not.
     Raises ValueError for no spans, a span that ends before it starts, or a lane that `lanes` lacks.
     """
     spans = [(*span, None)[:5] for span in spans]
     if not spans:
         raise ValueError("a timeline needs at least one span (lane, label, start_s, end_s)")
-    for lane, label, start_s, end_s, _ in spans:
-        if not end_s >= start_s:
-            raise ValueError(f"span {label!r} on {lane!r} ends ({end_s} s) before it starts ({start_s} s)")
+    for lane, label, start_s, stop_s, _ in spans:
+        if not stop_s >= start_s:
+            raise ValueError(f"span {label!r} on {lane!r} ends ({stop_s} s) before it starts ({start_s} s)")
     lanes = list(lanes or dict.fromkeys(span[0] for span in spans))
     if missing := {span[0] for span in spans} - set(lanes):
         raise ValueError(f"spans on lanes that `lanes` does not name: {sorted(map(str, missing))}")
-    kinds = [kind for kind in dict.fromkeys(span[4] for span in spans) if kind is not None]
+    kinds = kinds or [kind for kind in dict.fromkeys(span[4] for span in spans) if kind is not None]
     palette = dict(zip(kinds or lanes, PALETTE * (1 + len(kinds or lanes) // len(PALETTE)), strict=False))
     palette.update(colours or {})
 
     height_in = 0.95 + 0.42 * len(lanes) + 0.3 * bool(title) + 0.3 * bool(kinds)
     fig, ax = subplots(width_in=width_in, height_in=height_in)
-    scale, unit = _time_unit(max(span[3] for span in spans) - min(span[2] for span in spans))
+    last_s = end_s if end_s is not None else max(span[3] for span in spans)
+    scale, unit = _time_unit(last_s - min(span[2] for span in spans))
     origin_s = min(0.0, min(span[2] for span in spans))
     written = []
-    for lane, label, start_s, end_s, kind in spans:
+    for lane, label, start_s, stop_s, kind in spans:
         y = len(lanes) - 1 - lanes.index(lane)
         colour = palette.get(kind if kinds else lane, GREY)
-        bar = ax.barh(y, (end_s - start_s) * scale, left=start_s * scale, height=0.68, color=colour,
-                      edgecolor="none", linewidth=0)[0]  # fmt: skip
-        if labels and label:
-            middle = (start_s + end_s) / 2 * scale
+        left, width = start_s * scale, (stop_s - start_s) * scale
+        bar = ax.barh(y, width, left=left, height=0.68, color=colour, edgecolor="none", linewidth=0)[0]
+        if label:
+            middle = left + width / 2
             ink = _ink_on(colour)
             text = ax.text(middle, y, label, ha="center", va="center", color=ink, fontsize=9)
             written.append((bar, text))
     ax.set(
-        xlabel=f"time ({unit})" if xlabel is None else xlabel, title=title, xlim=(origin_s * scale, None),
-        yticks=range(len(lanes)), yticklabels=lanes[::-1], ylim=(-0.5, len(lanes) - 0.5),
-    )  # fmt: skip
+        xlabel=f"time ({unit})",
+        title=title,
+        xlim=(origin_s * scale, None if end_s is None else end_s * scale),
+        yticks=range(len(lanes)),
+        yticklabels=lanes[::-1],
+        ylim=(-0.5, len(lanes) - 0.5),
+    )
     ax.grid(False, axis="y")
     ax.tick_params(axis="y", length=0)
     if kinds:
@@ -229,7 +243,8 @@ def svg(fig, *, inline: bool = False) -> str:
     with matplotlib.rc_context(as_text), _no_glyph_alarm():
         fig.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
-    text = re.sub(r"(\d\.\d{2})\d+", r"\1", text)  # a hundredth of a point is finer than any screen
+    # A hundredth of a point is finer than any screen; numbers below 1 may be scales, which need their digits.
+    text = re.sub(r"([1-9]\d*\.\d{2})\d+", r"\1", text)
     if not inline:
         return text
     width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups()
