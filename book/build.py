@@ -1,7 +1,7 @@
 """Build the book: one English source, two sites, every page executed once.
 
     python book/build.py                      all of it, strictly, into _build/html/{en,zh}
-    python book/build.py --page NAME …        a quick look at some pages, into _build/preview/{en,zh}; not strict
+    python book/build.py --page NAME …        a quick look at some pages, into _build/preview/NAME/{en,zh}; not strict
     python book/build.py --update-po          bring the translators' files up to date with the English source
     python book/build.py --serve [PORT]       look at what is built, on localhost
 
@@ -66,17 +66,19 @@ class Book:
         self.locale = self.source / "locale"
         self.build = root / "_build"
         self.preview = pages is not None
-        self.site = self.build / ("preview" if self.preview else "html")
-        self.work = self.build / ("preview-work" if self.preview else "work")
+        self.site = self.build / "preview" / pages[0] if pages else self.build / "html"
+        self.work = self.build / "work" / (pages[0] if pages else "book")
         self.config = yaml.safe_load((root / "_config.yml").read_text("utf8"))
         self.toc = yaml.safe_load((root / "_toc.yml").read_text("utf8"))
-        if self.preview:
-            self.toc = {"format": "jb-book", "root": self.toc["root"], "chapters": [{"file": p} for p in pages]}
-        self.pages = list(_files_of_toc(self.toc))  # in a preview: the home page, and the pages asked for
-        self.asked_for = pages or self.pages
-        for page in self.pages:
+        self.pages = list(_files_of_toc(self.toc))
+        for page in pages or self.pages:
             if not (self.source / f"{page}.md").is_file():
-                raise BuildError(f"_toc.yml names the page {page}, but there is no book/{page}.md")
+                raise BuildError(f"there is no page book/{page}.md (named in _toc.yml or by --page)")
+        self.asked_for = pages or self.pages
+        if self.preview:  # beside the pages asked for, those that need no execution: home page, glossary
+            free = [p for p in self.pages if p not in pages and not _has_code(read_page(self.source / f"{p}.md"))]
+            self.pages = free + pages
+            self.toc = {"format": "jb-book", "root": free[0], "chapters": [{"file": p} for p in self.pages[1:]]}
         self.executed = self.work / "executed"
         self.student_notebooks = self.work / "student"
         # An imported helper is as much a part of a page's code as its cells are, and so are the versions.
@@ -128,6 +130,10 @@ def read_page(path: Path):
     return read_myst_markdown_notebook(text, add_source_map=True, path=path)
 
 
+def _has_code(notebook) -> bool:
+    return notebook is not None and any(cell.cell_type == "code" for cell in notebook.cells)
+
+
 def execute_pages(book: Book, force: bool) -> None:
     """Execute each page whose code, helpers or versions changed; leave `<page>.ipynb` in book.executed."""
     import nbformat
@@ -139,7 +145,7 @@ def execute_pages(book: Book, force: bool) -> None:
     for page in book.pages:
         source, out = book.source / f"{page}.md", book.executed / f"{page}.ipynb"
         notebook = read_page(source)
-        if notebook is None or not any(cell.cell_type == "code" for cell in notebook.cells):
+        if not _has_code(notebook):
             out.unlink(missing_ok=True)
             continue
         try:
@@ -247,8 +253,8 @@ def check_translations(book: Book, templates: Path) -> list[str]:
 
     problems = []
     catalogs = book.locale / "zh_CN" / "LC_MESSAGES"
-    for page in book.pages:
-        wanted = {e.msgid for e in polib.pofile(str(templates / f"{page}.pot"))}
+    for page in book.asked_for:
+        wanted = {e.msgid for e in polib.pofile(str(templates / f"{page}.pot"))} - {""}
         path = catalogs / f"{page}.po"
         if not path.is_file():
             problems.append(f"{page}: no catalog: expected book/locale/zh_CN/LC_MESSAGES/{page}.po")
