@@ -11,6 +11,7 @@ calls (importing torch takes longer than most experiments here) and each uses on
 
 import multiprocessing
 import os
+import signal
 import socket
 import struct
 import sys
@@ -119,6 +120,8 @@ class Ranks:
 
 
 def _serve(pipe, rank, world, backend, path):
+    # Ctrl-C goes to the whole terminal; the parent decides what it means and ends the ranks.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         # Gloo otherwise binds to whatever the host's name resolves to, which in a container may be nothing.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
