@@ -20,7 +20,7 @@ On a page or in a notebook:
     run = links.run(hello, world=4, bandwidth_bytes_per_s=50e6)
     run.values       # [3.0, 0.0, 1.0, 2.0]: what each rank returned
     run.time_s       # about 0.080: from the common start to the last rank's return
-    run.bytes        # {(0, 1): 4000072, (1, 0): 72, …}: what went over each directed link, headers included
+    run.bytes        # {(0, 1): 4000048, (1, 0): 32, …}: what went over each directed link, headers included
 
 Inside the function the default process group is initialised with the back end "links", and what it does is ordinary
 `torch.distributed`: `send`, `recv` (also with src=None), `isend`, `irecv`, `batch_isend_irecv`, `barrier`, and the
@@ -35,7 +35,8 @@ that names both sides). Tensors are dense, contiguous and on the CPU; sender and
 A peer whose process has ended makes the operations with it raise `RuntimeError`, also those already waiting.
 
 Only wires between the ranks carry data (`perflab.wires`: a process of its own paces and counts them). A 24-byte
-header goes with each message, and one such header the other way asks for it.
+header goes with each message, and 32 bytes the other way ask for it. Handing a message over costs the processes some
+tenths of a millisecond besides: measure it, it is the α of the cost model.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ import datetime
 import os
 import pickle
 import select
+import selectors
 import signal
 import socket
 import sys
@@ -62,9 +64,10 @@ from .wires import DATA, HEADER, MAGIC, Wires
 
 __all__ = ["Links", "RankFailed", "Run", "join", "run"]
 
-_READY = 2  # receiver → sender: a recv of `length-in-tag-order` is posted; the payload size is in `number`'s frame
-_ANNOUNCE = 3  # sender → receiver: a send waits for its recv (needed for src=None and to say what a rank waits for)
-_REFUSE = 4  # sender → receiver: the two sizes differ
+# Kinds of frames besides DATA. READY and ANNOUNCE go over the lane, so that they don't queue behind data.
+_READY = 2  # receiver → sender: a recv is posted; its 8-byte payload is the recv's size
+_ANNOUNCE = 3  # sender → receiver: a send waits for its recv (for src=None, and to say what a rank waits for)
+_REFUSE = 4  # sender → receiver, in the place of DATA: the two sizes differ; 8-byte payload: the send's size
 _INTERNAL_TAG = -(1 << 62)  # collectives count upwards from here, out of the way of every user's tag
 _COLLECTIVES = ("all_reduce", "broadcast", "all_gather")
 
@@ -79,7 +82,7 @@ class _Operation:
         self.engine, self.what, self.peer, self.tag, self.data = engine, what, peer, tag, data
         self.tensor = tensor  # keeps the memory alive
         self.filled = 0
-        self.done = False
+        self.done = self.waited_for = False
         self.error: str | None = None
         self.source: int | None = peer
 
@@ -90,7 +93,8 @@ class _Operation:
 
     def finish(self, error: str | None = None) -> None:
         self.done, self.error, self.tensor = True, error, None
-        self.engine.changed.notify_all()
+        if self.waited_for:
+            self.engine.changed.notify_all()
 
 
 class _Engine:
@@ -100,20 +104,24 @@ class _Engine:
     tensor's memory at hand and nothing is stored in between. A send that finds no READY is ANNOUNCEd.
     """
 
-    def __init__(self, rank: int, peers: dict[int, socket.socket]):
+    def __init__(self, rank: int, wires: dict[int, socket.socket], lanes: dict[int, socket.socket]):
         self.rank = rank
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        near, far = socket.socketpair()  # a rank may isend to itself
-        self.outgoing = {**peers, rank: near}
-        self.incoming = {**peers, rank: far}
+        # Channels are (peer, is a lane). A rank may isend to itself: two socket pairs of its own.
+        own, own_lane = socket.socketpair(), socket.socketpair()
+        channels = {(peer, False): s for peer, s in wires.items()} | {(peer, True): s for peer, s in lanes.items()}
+        self.outgoing = {**channels, (rank, False): own[0], (rank, True): own_lane[0]}
+        self.incoming = {**channels, (rank, False): own[1], (rank, True): own_lane[1]}
+        self.peers = {rank, *wires}
         self.wake_near, self.wake_far = socket.socketpair()
-        for s in {*self.outgoing.values(), *self.incoming.values(), self.wake_near, self.wake_far}:
+        self.sockets = {*self.outgoing.values(), *self.incoming.values(), self.wake_near, self.wake_far}
+        for s in self.sockets:
             s.setblocking(False)
         self.lost: dict[int, str] = {}
         self.closed = False
         queue = collections.deque
-        self.to_write: dict[int, queue] = {peer: queue() for peer in self.outgoing}
+        self.to_write: dict[tuple[int, bool], queue] = {channel: queue() for channel in self.outgoing}
         self.sends: dict[tuple[int, int], queue] = collections.defaultdict(queue)  # waiting for READY
         self.ready: dict[tuple[int, int], queue] = collections.defaultdict(queue)  # READY waiting for a send
         self.recvs: dict[tuple[int, int], queue] = collections.defaultdict(queue)  # waiting for DATA
@@ -121,8 +129,8 @@ class _Engine:
         self.announced: dict[tuple[int, int], queue] = collections.defaultdict(queue)
         self.granted: dict[tuple[int, int], int] = collections.Counter()
         self.posted: dict[tuple[int, int], int] = collections.Counter()
-        self.head: dict[int, bytearray] = {peer: bytearray() for peer in self.incoming}
-        self.body: dict[int, _Operation | None] = dict.fromkeys(self.incoming)
+        self.head: dict[tuple[int, bool], bytearray] = {channel: bytearray() for channel in self.incoming}
+        self.body: dict[int, _Operation | None] = dict.fromkeys(self.peers)
         self.thread = threading.Thread(target=self._loop, name="perflab.links", daemon=True)
         self.thread.start()
 
@@ -140,8 +148,7 @@ class _Engine:
                 self._pair(operation, self.ready[key].popleft())
             else:
                 self.sends[key].append(operation)
-                self._queue(peer, _ANNOUNCE, tag, number)
-            self._write(peer)
+                self._queue((peer, True), HEADER.pack(MAGIC, _ANNOUNCE, number, tag, 0))
         return operation
 
     def recv(self, peer: int | None, tag: int, data: memoryview, tensor=None) -> _Operation:
@@ -150,7 +157,7 @@ class _Engine:
             if self._refused(operation):
                 return operation
             if peer is None:
-                for source in sorted(self.incoming):
+                for source in sorted(self.peers):
                     if self.announced[source, tag]:
                         self._grant(operation, source)
                         break
@@ -163,6 +170,7 @@ class _Engine:
     def wait(self, operation: _Operation, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         with self.lock:
+            operation.waited_for = True
             while not operation.done:
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -179,7 +187,7 @@ class _Engine:
             self._wake()
         if threading.current_thread() is not self.thread:
             self.thread.join()
-        for s in {*self.outgoing.values(), *self.incoming.values(), self.wake_near, self.wake_far}:
+        for s in self.sockets:
             s.close()
 
     # ---- under the lock
@@ -190,10 +198,10 @@ class _Engine:
             error = "the process group has been destroyed"
         elif operation.peer in self.lost:
             error = f"rank {self.rank}: {operation} is impossible: {self.lost[operation.peer]}"
-        elif operation.peer is None and len(self.lost) == len(self.incoming) - 1 > 0:
+        elif operation.peer is None and len(self.lost) == len(self.peers) - 1 > 0:
             error = f"rank {self.rank}: {operation} is impossible: every other rank has ended"
-        elif operation.peer is not None and operation.peer not in self.incoming:
-            near = ", ".join(str(peer) for peer in sorted(self.incoming) if peer != self.rank) or "none"
+        elif operation.peer is not None and operation.peer not in self.peers:
+            near = ", ".join(str(peer) for peer in sorted(self.peers) if peer != self.rank) or "none"
             error = (
                 f"rank {self.rank} has no link to rank {operation.peer}; it is linked to: {near}. "
                 f"Send through a neighbour."
@@ -202,54 +210,53 @@ class _Engine:
             operation.finish(error)
         return error is not None
 
-    def _queue(self, peer: int, kind: int, tag: int, number: int, data: memoryview | None = None, operation=None):
-        length = len(data) if data is not None else 0
-        self.to_write[peer].append([memoryview(HEADER.pack(MAGIC, kind, number, tag, length)), None])
-        if data is not None and length:
-            self.to_write[peer][-1][1] = None
-            self.to_write[peer].append([data, operation])
-        else:
-            self.to_write[peer][-1][1] = operation
+    def _queue(self, channel: tuple[int, bool], frame: bytes, data: memoryview | None = None, operation=None) -> None:
+        """Hands a frame over for writing; `operation` is finished when the last byte of header and data is written."""
+        queue = self.to_write[channel]
+        queue.append([memoryview(frame), None if data else operation])
+        if data:
+            queue.append([data, operation])
+        self._write(channel)
 
     def _pair(self, operation: _Operation, wanted_bytes: int) -> None:
         """A send and the recv it belongs to have met."""
-        if wanted_bytes != len(operation.data):
+        peer, tag, size = operation.peer, operation.tag, len(operation.data)
+        if wanted_bytes == size:
+            self._queue((peer, False), HEADER.pack(MAGIC, DATA, 0, tag, size), operation.data, operation)
+        else:
             operation.finish(
-                f"rank {self.rank}: {operation} meets a recv of {wanted_bytes} bytes on rank {operation.peer}; "
+                f"rank {self.rank}: {operation} meets a recv of {wanted_bytes} bytes on rank {peer}; "
                 f"both sides must agree on shape and dtype"
             )
-            self._queue_sized(operation.peer, _REFUSE, operation.tag, len(operation.data))
-        else:
-            self._queue(operation.peer, DATA, operation.tag, 0, operation.data, operation)
+            self._queue((peer, False), HEADER.pack(MAGIC, _REFUSE, 0, tag, 8) + size.to_bytes(8, "little"))
 
     def _grant(self, operation: _Operation, source: int) -> None:
+        """Ties a recv to the next message from `source` with its tag, and asks for that message."""
         key = (source, operation.tag)
         operation.source = source
         if self.announced[key]:
             self.announced[key].popleft()
         self.granted[key] += 1
         self.recvs[key].append(operation)
-        self._queue_sized(source, _READY, operation.tag, len(operation.data))
-        self._write(source)
+        size = len(operation.data)
+        self._queue((source, True), HEADER.pack(MAGIC, _READY, 0, operation.tag, 8) + size.to_bytes(8, "little"))
 
-    def _queue_sized(self, peer: int, kind: int, tag: int, size: int) -> None:
-        """A frame about a size rather than with a payload: the size travels as an 8-byte payload."""
-        self.to_write[peer].append([memoryview(HEADER.pack(MAGIC, kind, 0, tag, 8) + size.to_bytes(8, "little")), None])
-
-    def _write(self, peer: int) -> None:
+    def _write(self, channel: tuple[int, bool]) -> None:
         """Writes what the socket takes now; the thread goes on with the rest."""
-        queue = self.to_write[peer]
+        queue = self.to_write[channel]
         while queue:
             data, operation = queue[0]
             try:
-                sent = self.outgoing[peer].send(data) if len(data) else 0
+                sent = self.outgoing[channel].send(data)
             except BlockingIOError:
                 self._wake()
                 return
             except OSError:
                 # What the peer wrote before it ended is still to be read; the thread calls `_lose` after that.
                 for operation in [op for _, op in queue if op is not None]:
-                    operation.finish(f"rank {self.rank}: {operation} failed: rank {peer} has ended or its link is cut")
+                    operation.finish(
+                        f"rank {self.rank}: {operation} failed: rank {channel[0]} has ended or its link is cut"
+                    )
                 queue.clear()
                 return
             if sent < len(data):
@@ -267,8 +274,9 @@ class _Engine:
         if peer in self.lost:
             return
         self.lost[peer] = reason = f"rank {peer} has ended or its link is cut"
-        waiting = [op for _, op in self.to_write[peer] if op is not None]
-        self.to_write[peer].clear()
+        waiting = [op for _, op in self.to_write[peer, False] if op is not None]
+        self.to_write[peer, False].clear()
+        self.to_write[peer, True].clear()
         if self.body[peer] is not None:
             waiting.append(self.body[peer])
             self.body[peer] = None
@@ -277,7 +285,7 @@ class _Engine:
                 if other == peer:
                     waiting += queue
                     queue.clear()
-        if len(self.lost) == len(self.incoming) - 1:
+        if len(self.lost) == len(self.peers) - 1:
             for queue in self.any_recvs.values():
                 waiting += queue
                 queue.clear()
@@ -294,7 +302,7 @@ class _Engine:
         elif self.body.get(operation.source) is operation:
             other = f"{operation.filled} bytes had arrived"
         else:
-            sources = [operation.peer] if operation.peer is not None else sorted(self.incoming)
+            sources = [operation.peer] if operation.peer is not None else sorted(self.peers)
             tags = sorted({tag for (s, tag), queue in self.announced.items() if s in sources and queue})
             other = f"rank {operation.peer} sent nothing" if operation.peer is not None else "nobody sent anything"
             other += " with this tag"
@@ -308,33 +316,55 @@ class _Engine:
     # ---- the thread
 
     def _loop(self) -> None:
-        while True:
-            with self.lock:
-                if self.closed:
-                    return
-                readers = [self.wake_far, *(s for peer, s in self.incoming.items() if peer not in self.lost)]
-                writers = [
-                    self.outgoing[peer] for peer, queue in self.to_write.items() if queue and peer not in self.lost
-                ]
-            readable, writable, _ = select.select(readers, writers, [])
-            with self.lock:
-                if self.closed:
-                    return
-                for peer in self.incoming:
-                    if self.outgoing[peer] in writable and peer not in self.lost:
-                        self._write(peer)
-                    if self.incoming[peer] in readable and peer not in self.lost:
-                        self._read(peer)
-                if self.wake_far in readable:
-                    self.wake_far.recv(1 << 12)
+        selector = selectors.DefaultSelector()
+        watched: dict[socket.socket, int] = {}
 
-    def _read(self, peer: int) -> None:
-        """Reads what is there, but gives the lock back after about a quarter of a megabyte."""
-        source, head = self.incoming[peer], self.head[peer]
+        def watch(s: socket.socket, event: int, on: bool) -> None:
+            mask = watched.get(s, 0)
+            wanted = mask | event if on else mask & ~event
+            if wanted == mask:
+                return
+            if mask and wanted:
+                selector.modify(s, wanted)
+            elif wanted:
+                selector.register(s, wanted)
+            else:
+                selector.unregister(s)
+            watched[s] = wanted
+
+        for s in (*self.incoming.values(), self.wake_far):
+            watch(s, selectors.EVENT_READ, True)
+        channel_in = {s: channel for channel, s in self.incoming.items()}
+        channel_out = {s: channel for channel, s in self.outgoing.items()}
+        while True:
+            events = selector.select()
+            with self.lock:
+                if self.closed:
+                    selector.close()
+                    return
+                for key, mask in events:
+                    s = key.fileobj
+                    if s is self.wake_far:
+                        s.recv(1 << 12)
+                        continue
+                    if mask & selectors.EVENT_WRITE:
+                        self._write(channel_out[s])
+                    if mask & selectors.EVENT_READ and not self._read(channel_in[s]):
+                        watch(s, selectors.EVENT_READ, False)
+                        peer, lane = channel_in[s]
+                        if not lane:
+                            self._lose(peer)
+                for channel, s in self.outgoing.items():
+                    watch(s, selectors.EVENT_WRITE, bool(self.to_write[channel]))
+
+    def _read(self, channel: tuple[int, bool]) -> bool:
+        """Reads what is there, about a quarter of a megabyte at most; False at the end of the stream."""
+        source, head = self.incoming[channel], self.head[channel]
+        peer, lane = channel
         budget = 1 << 18
         try:
             while budget > 0:
-                operation = self.body[peer]
+                operation = None if lane else self.body[peer]
                 if operation is not None:
                     got = source.recv_into(operation.data[operation.filled :])
                     operation.filled += got
@@ -343,20 +373,19 @@ class _Engine:
                         operation.finish()
                 else:
                     # READY and REFUSE frames carry 8 bytes more than their header.
-                    wanted = HEADER.size + (8 if len(head) >= HEADER.size else 0) - len(head)
-                    data = source.recv(wanted)
+                    data = source.recv(HEADER.size + (8 if len(head) >= HEADER.size else 0) - len(head))
                     got = len(data)
                     head += data
                     if len(head) >= HEADER.size and self._understand(peer, head):
                         head.clear()
                 if got == 0:
-                    self._lose(peer)
-                    return
+                    return False
                 budget -= got
         except BlockingIOError:
-            return
+            return True
         except OSError:
-            self._lose(peer)
+            return False
+        return True
 
     def _understand(self, peer: int, head: bytearray) -> bool:
         """Acts on a frame's header; False when it needs its 8 more bytes."""
@@ -376,7 +405,6 @@ class _Engine:
                 )
             elif self.sends[key]:
                 self._pair(self.sends[key].popleft(), size)
-                self._write(peer)
             else:
                 self.ready[key].append(size)
         elif kind == _ANNOUNCE:
@@ -494,11 +522,11 @@ class _CollectiveWork(dist.Work):
 class Links(dist.ProcessGroup):
     """The process group behind the back end "links"; made by `join` or `run`, used through `torch.distributed`."""
 
-    def __init__(self, rank: int, world: int, ends: dict[int, socket.socket], timeout_s: float, collectives: Iterable):
+    def __init__(self, rank: int, world: int, ends, lanes, timeout_s: float, collectives: Iterable[str]):
         super().__init__(rank, world)
         self._rank, self._world, self._timeout_s = rank, world, timeout_s
         self._collectives = frozenset(collectives)
-        self._engine = _Engine(rank, ends)
+        self._engine = _Engine(rank, ends, lanes)
         self._tag = _INTERNAL_TAG
         self._jobs: collections.deque[_CollectiveWork] = collections.deque()
         self._job = threading.Semaphore(0)
@@ -703,17 +731,23 @@ def _create(store, rank, size, timeout):
 
 
 def join(
-    rank: int, world: int, ends: dict[int, socket.socket], *, timeout_s: float = 30.0, collectives=_COLLECTIVES
+    rank: int,
+    world: int,
+    ends: dict[int, socket.socket],
+    lanes: dict[int, socket.socket],
+    *,
+    timeout_s: float = 30.0,
+    collectives: Iterable[str] = _COLLECTIVES,
 ) -> None:
     """Makes the links the default process group of this process.
 
-    ends: {peer's rank: connected Unix socket}, this rank's ends of the wires (`perflab.wires.Wires.ends`); a rank without a
-    wire to a peer can't send to it. timeout_s: how long a `wait()` waits by default. collectives: which of all_reduce,
-    broadcast and all_gather may be used (`barrier` always).
+    ends, lanes: {peer's rank: connected Unix socket}, this rank's ends of the wires and of their lanes
+    (`perflab.wires.Wires(..., lanes=True)`); a rank without a wire to a peer can't send to it. timeout_s: how long a
+    `wait()` waits by default. collectives: which of all_reduce, broadcast and all_gather may be used (`barrier` always).
     """
     if "LINKS" not in dist.Backend._plugins:
         dist.Backend.register_backend("links", _create, devices=["cpu"])
-    _joining.append(Links(rank, world, ends, timeout_s, collectives))
+    _joining.append(Links(rank, world, ends, lanes, timeout_s, collectives))
     dist.init_process_group("links", store=dist.HashStore(), rank=rank, world_size=world)
 
 
@@ -768,10 +802,10 @@ def run(
         wires = None
         if backend == "links":
             wires = stack.enter_context(
-                Wires(names, bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s, pairs=pairs)
+                Wires(world, bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s, pairs=pairs, lanes=True)
             )
             setup = lambda rank: join(  # noqa: E731
-                rank, world, wires.ends(rank), timeout_s=timeout_s, collectives=collectives
+                rank, world, wires.ends(rank), wires.lanes(rank), timeout_s=timeout_s, collectives=collectives
             )
         else:
             store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -10,6 +10,10 @@ arrived at s + n / bandwidth + latency, where s is the moment they reached the l
 free, whichever is later. There is no burst: an idle line saves nothing up. If the forwarder itself wakes late it
 catches up, since the line of the model would not have slept.
 
+Lanes. A protocol in which the receiver asks for data needs its small requests not to stand in line behind megabytes
+of data going the same way. With `lanes=True` each wire has a second pair of sockets for such frames of at most
+`LANE_BYTES`; it has the wire's latency and a fiftieth of its bandwidth, and counts with the wire.
+
 Frames. What the nodes write are frames: a header (`HEADER`) and a payload. The forwarder reads the headers to
 count messages and to stop at a chosen byte of a chosen message; bytes that are not frames are carried and counted
 all the same, and marked as `foreign`.
@@ -22,8 +26,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import heapq
+import itertools
 import json
 import select
+import selectors
 import socket
 import struct
 import subprocess
@@ -34,6 +41,7 @@ from collections.abc import Iterable
 # magic, kind, a number for the protocol's own use, tag, payload length in bytes
 HEADER = struct.Struct("<2sBxIqQ")
 MAGIC = b"PL"
+LANE_BYTES = 8  # the longest payload that a lane carries
 DATA = 1  # the kind of a frame that counts as a message; all others are the protocol's own overhead
 
 _SEGMENT_BYTES = 1 << 16
@@ -49,14 +57,14 @@ class Wires:
     names: node names (any strings or integers), or a number n for the nodes 0 … n-1.
     bandwidth_bytes_per_s: of each direction of each wire; None: as fast as the machine can.
     latency_s: added to every byte's way.
-    pairs: the pairs of names that are connected; None: all.
+    pairs: the pairs of names that are connected; None: all. lanes: give every wire a lane for small frames.
 
-    `ends(name)` gives {peer: socket}; hand those to the node's process and then call `hand_over(name)`, so that the
+    `ends(name)` gives {peer: socket} and `lanes(name)` the same for the lanes; hand those to the node's process and then call `hand_over(name)`, so that the
     node's death is seen by its peers (a socket closes when its *last* holder closes it).
     A context manager; `close()` ends the forwarder, and with it every wire.
     """
 
-    def __init__(self, names, *, bandwidth_bytes_per_s: float | None = None, latency_s: float = 0.0, pairs=None):
+    def __init__(self, names, *, bandwidth_bytes_per_s: float | None = None, latency_s: float = 0.0, pairs=None, lanes=False):
         self.names = list(range(names)) if isinstance(names, int) else list(names)
         if pairs is None:
             pairs = [(a, b) for i, a in enumerate(self.names) for b in self.names[i + 1 :]]
@@ -67,22 +75,22 @@ class Wires:
             raise ValueError(f"bandwidth_bytes_per_s must be positive or None, not {bandwidth_bytes_per_s!r}")
         if not latency_s >= 0:
             raise ValueError(f"latency_s must be 0 or more, not {latency_s!r}")
-        self._ends: dict[int, dict[int, socket.socket]] = {i: {} for i in range(len(self.names))}
+        self._ends: dict[int, dict[tuple[int, bool], socket.socket]] = {i: {} for i in range(len(self.names))}
         self._events: collections.deque[dict] = collections.deque()
         self._buffer = b""
         theirs, wires = [], []
         self._control, forwarder_control = socket.socketpair()
         try:
-            for a, b in self.pairs:
+            for a, b, lane in [(*pair, lane) for pair in self.pairs for lane in ((False, True) if lanes else (False,))]:
                 fds = []
                 for me, peer in ((a, b), (b, a)):
                     mine, far = socket.socketpair()
                     for end in (mine, far):
                         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
-                    self._ends[me][peer] = mine
+                    self._ends[me][peer, lane] = mine
                     theirs.append(far)
                     fds.append(far.fileno())
-                wires.append((a, b, *fds))
+                wires.append((a, b, lane, *fds))
             settings = {
                 "control": forwarder_control.fileno(),
                 "wires": wires,
@@ -107,7 +115,11 @@ class Wires:
 
     def ends(self, name) -> dict:
         """{peer's name: socket} for the wires of one node."""
-        return {self.names[peer]: s for peer, s in self._ends[self.names.index(name)].items()}
+        return {self.names[p]: s for (p, lane), s in self._ends[self.names.index(name)].items() if not lane}
+
+    def lanes(self, name) -> dict:
+        """{peer's name: socket} for the lanes of one node; empty unless the wires were made with `lanes=True`."""
+        return {self.names[p]: s for (p, lane), s in self._ends[self.names.index(name)].items() if lane}
 
     def hand_over(self, name) -> None:
         """Closes this process's copies of a node's ends: call it once the node's own process holds them."""
@@ -239,16 +251,17 @@ class Wires:
 class _Line:
     """One direction of one wire."""
 
-    def __init__(self, a: int, b: int, source: socket.socket, sink: socket.socket, rate, latency):
-        self.a, self.b, self.source, self.sink = a, b, source, sink
-        self.rate, self.latency = rate, latency
+    def __init__(self, a: int, b: int, source: socket.socket, sink: socket.socket, lane: bool):
+        self.a, self.b, self.source, self.sink, self.lane = a, b, source, sink, lane
         self.segments: collections.deque[tuple[float, memoryview]] = collections.deque()
         self.buffered = 0
         self.free_s = 0.0  # when the line has serialised everything taken from `segments` so far
         self.holds = 0  # reasons to let nothing pass
         self.blocked = False  # the receiving node's socket is full
+        self.full = False  # enough has been read ahead
         self.ended = False  # the sending node has closed its end
         self.dead = False
+        self.alarm_s: float | None = None
         self.delivered = 0  # position in the stream, in bytes, of the next byte to deliver
         self.taken = 0  # position of the next byte to read
         self.header = b""
@@ -259,14 +272,21 @@ class _Line:
         self.stops: list[tuple[int, dict]] = []
         self.reset()
 
+    def set(self, rate: float | None, latency: float) -> None:
+        self.rate, self.latency = rate, latency
+        if self.lane and rate is not None:
+            self.rate = rate / 50
+
     def reset(self) -> None:
         self.count = dict(bytes=0, messages=0, message_bytes=0, foreign=0, first_s=None, last_s=None)
 
-    def wants_input(self) -> bool:
-        if self.dead or self.ended:
-            return False
+    def ahead_bytes(self) -> float:
+        """How much to read ahead of what the line has delivered."""
         ahead = _SOCKET_BYTES if self.rate is None else self.rate * (self.latency + _READ_AHEAD_S)
-        return self.buffered < max(ahead, 4 * _SEGMENT_BYTES)
+        return max(ahead, 4 * _SEGMENT_BYTES)
+
+    def wants_input(self) -> bool:
+        return not (self.dead or self.ended or self.full)
 
     def take(self, now: float) -> None:
         try:
@@ -285,6 +305,7 @@ class _Line:
         self.taken += len(data)
         self.segments.append((now, memoryview(data)))
         self.buffered += len(data)
+        self.full = self.buffered >= self.ahead_bytes()
 
     def find_frames(self, data: bytes) -> None:
         at = 0
@@ -304,7 +325,7 @@ class _Line:
                 return
             magic, kind, _, _, length = HEADER.unpack(self.header)
             self.header = b""
-            if magic != MAGIC or length > 1 << 40:
+            if magic != MAGIC or length > (LANE_BYTES if self.lane else 1 << 40):
                 self.not_frames = True
                 self.count["foreign"] += HEADER.size
                 continue
@@ -337,7 +358,8 @@ class _Line:
             if self.rate is None:
                 start, due_s = arrived, arrived + self.latency
             else:
-                start = max(self.free_s, arrived)
+                # A lane alone saves up for a short burst: frames of a few bytes are not worth a timer each.
+                start = max(self.free_s, arrived - (4096 / self.rate if self.lane else 0.0))
                 due_s = start + limit / self.rate + self.latency
             if due_s > now:
                 return due_s, []
@@ -354,6 +376,7 @@ class _Line:
                 return None, []
             self.delivered += sent
             self.buffered -= sent
+            self.full = self.full and self.buffered > self.ahead_bytes() / 2
             self.count["last_s"] = now
             if self.rate is not None:
                 self.free_s = start + sent / self.rate
@@ -388,44 +411,84 @@ class _Forwarder:
         self.control = socket.socket(fileno=settings["control"])
         self.asked = b""
         self.lines: list[_Line] = []
-        self.resume: list[tuple[float, list[int]]] = []
-        for a, b, fd_a, fd_b in settings["wires"]:
+        self.ends: dict[socket.socket, tuple[_Line, _Line]] = {}  # the lines that read from it, that write to it
+        self.watched: dict[socket.socket, int] = {}
+        self.alarms: list[tuple[float, int, _Line | list[int]]] = []  # a line to advance, or nodes to let go on
+        self.order = itertools.count()
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.control, selectors.EVENT_READ, None)
+        for a, b, lane, fd_a, fd_b in settings["wires"]:
             end_a, end_b = socket.socket(fileno=fd_a), socket.socket(fileno=fd_b)
             end_a.setblocking(False)
             end_b.setblocking(False)
-            self.lines.append(_Line(a, b, end_a, end_b, settings["rate"], settings["latency"]))
-            self.lines.append(_Line(b, a, end_b, end_a, settings["rate"], settings["latency"]))
+            there, back = _Line(a, b, end_a, end_b, lane), _Line(b, a, end_b, end_a, lane)
+            self.lines += [there, back]
+            self.ends[end_a], self.ends[end_b] = (there, back), (back, there)
+        for line in self.lines:
+            line.set(settings["rate"], settings["latency"])
+            self.watch(line.source)
 
     def run(self) -> None:
         while True:
+            wait_s = max(0.0, self.alarms[0][0] - time.monotonic()) if self.alarms else None
+            # A selector's own time-out has a resolution of a millisecond; that of select is finer.
+            select.select([self.selector], [], [], wait_s)
+            events = self.selector.select(0)
             now = time.monotonic()
-            wake = []
-            for at, nodes in list(self.resume):
-                if at <= now:
-                    self.resume.remove((at, nodes))
-                    self.change_holds(nodes, -1)
-                else:
-                    wake.append(at)
-            for line in self.lines:
-                again, sprung = line.advance(now)
-                if again is not None:
-                    wake.append(again)
-                for trap in sprung:
-                    self.spring(trap, line, now)
-                    wake.append(now)
-            readers = {line.source: line for line in self.lines if line.wants_input()}
-            writers = {line.sink: line for line in self.lines if line.blocked and not line.dead}
-            wait_s = max(0.0, min(wake) - time.monotonic()) if wake else None
-            readable, writable, _ = select.select([self.control, *readers], list(writers), [], wait_s)
-            now = time.monotonic()
-            for s in writable:
-                writers[s].unblock(now)
-            for s in readable:
-                if s is self.control:
+            touched = set()
+            for key, mask in events:
+                if key.data is None:
                     if not self.answer_questions():
                         return
+                    touched.update(self.lines)
+                    continue
+                outward, inward = key.data
+                if mask & selectors.EVENT_READ and outward.wants_input():
+                    outward.take(now)
+                    touched.add(outward)
+                if mask & selectors.EVENT_WRITE and inward.blocked:
+                    inward.unblock(now)
+                    touched.add(inward)
+            while self.alarms and self.alarms[0][0] <= now:
+                _, _, what = heapq.heappop(self.alarms)
+                if isinstance(what, _Line):
+                    what.alarm_s = None
+                    touched.add(what)
                 else:
-                    readers[s].take(now)
+                    self.change_holds(what, -1)
+                    touched.update(self.lines)
+            while touched:
+                self.advance(touched.pop(), now, touched)
+
+    def advance(self, line: _Line, now: float, touched: set) -> None:
+        again, sprung = line.advance(now)
+        for trap in sprung:
+            self.spring(trap, line, now)
+            touched.update(self.lines)
+        if again is not None and (line.alarm_s is None or again < line.alarm_s):
+            line.alarm_s = again
+            self.set_alarm(again, line)
+        for end in (line.source, line.sink):
+            self.watch(end)
+
+    def set_alarm(self, at_s: float, what) -> None:
+        heapq.heappush(self.alarms, (at_s, next(self.order), what))
+
+    def watch(self, end: socket.socket) -> None:
+        """Registers what one socket is to be watched for now."""
+        outward, inward = self.ends[end]
+        mask = (selectors.EVENT_READ if outward.wants_input() else 0) | (
+            selectors.EVENT_WRITE if inward.blocked and not inward.dead else 0
+        )
+        if mask == self.watched.get(end, 0):
+            return
+        if not self.watched.get(end, 0):
+            self.selector.register(end, mask, self.ends[end])
+        elif mask:
+            self.selector.modify(end, mask, self.ends[end])
+        else:
+            self.selector.unregister(end)
+        self.watched[end] = mask
 
     def answer_questions(self) -> bool:
         """False when the process that started the forwarder is gone."""
@@ -447,7 +510,7 @@ class _Forwarder:
     def answer(self, ask: dict) -> dict:
         op = ask["op"]
         if op == "counts":
-            reply = {"links": [(line.a, line.b, line.count) for line in self.lines]}
+            reply = {"links": self.counts()}
             if ask["reset"]:
                 for line in self.lines:
                     line.reset()
@@ -455,7 +518,7 @@ class _Forwarder:
         if op == "set":
             for line in self.lines:
                 if ask["links"] is None or [line.a, line.b] in ask["links"]:
-                    line.rate, line.latency = ask["rate"], ask["latency"]
+                    line.set(ask["rate"], ask["latency"])
         elif op == "hold":
             self.change_holds(ask["nodes"], +1)
         elif op == "release":
@@ -465,7 +528,7 @@ class _Forwarder:
         elif op == "cut":
             self.cut(ask["a"], ask["b"])
         elif op == "arm":
-            line = next((x for x in self.lines if [x.a, x.b] == ask["link"]), None)
+            line = next((x for x in self.lines if [x.a, x.b] == ask["link"] and not x.lane), None)
             if line is None:
                 raise ValueError("there is no wire between these two nodes")
             if line.ordinal > ask["message"]:
@@ -474,6 +537,15 @@ class _Forwarder:
         else:
             raise ValueError(f"unknown question {op!r}")
         return {}
+
+    def counts(self) -> list[tuple[int, int, dict]]:
+        total: dict[tuple[int, int], dict] = {}
+        for line in self.lines:  # a wire comes before its lane
+            so_far = total.setdefault((line.a, line.b), dict(line.count))
+            if line.lane:
+                for key in ("bytes", "foreign"):
+                    so_far[key] += line.count[key]
+        return [(a, b, count) for (a, b), count in total.items()]
 
     def change_holds(self, nodes, by: int) -> None:
         now = time.monotonic()
@@ -490,7 +562,7 @@ class _Forwarder:
             self.cut(line.a, line.b)
         else:
             self.change_holds([trap["node"]], +1)
-            self.resume.append((now + trap["for_s"], [trap["node"]]))
+            self.set_alarm(now + trap["for_s"], [trap["node"]])
         self.tell({"did": trap["do"], "at_s": now, "message": trap["message"], "fraction": trap["fraction"]})
 
     def kill(self, node: int) -> None:
