@@ -45,21 +45,17 @@ import collections
 import contextlib
 import dataclasses
 import datetime
-import os
-import pickle
-import select
+import functools
 import selectors
-import signal
 import socket
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
 
+from .forked import Processes
 from .wires import DATA, HEADER, MAGIC, Wires
 
 __all__ = ["Links", "RankFailed", "Run", "join", "run"]
@@ -797,138 +793,46 @@ def run(
     """
     if backend not in ("links", "gloo"):
         raise ValueError(f'backend must be "links" or "gloo", not {backend!r}')
-    names = range(world)
-    with contextlib.ExitStack() as stack:
-        wires = None
-        if backend == "links":
-            wires = stack.enter_context(
-                Wires(world, bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s, pairs=pairs, lanes=True)
-            )
-            setup = lambda rank: join(  # noqa: E731
-                rank, world, wires.ends(rank), wires.lanes(rank), timeout_s=timeout_s, collectives=collectives
-            )
-        else:
-            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            setup = lambda rank: dist.init_process_group(  # noqa: E731
-                "gloo",
-                store=dist.TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False),
-                rank=rank,
-                world_size=world,
-                timeout=datetime.timedelta(seconds=timeout_s),
-            )
-        pipes: dict[int, socket.socket] = {}
-        pids: dict[int, int] = {}
-        try:
-            for rank in names:
-                mine, theirs = socket.socketpair()
-                pid = os.fork()
-                if pid == 0:
-                    _child(rank, world, function, args, setup, wires, theirs, [mine, *pipes.values()])
-                theirs.close()
-                pipes[rank], pids[rank] = mine, pid
-            if wires is not None:
-                for rank in names:
+    ranks = range(world)
+    jobs = {rank: functools.partial(function, rank, world, *args) for rank in ranks}
+    if backend == "gloo":
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+        def prepare(rank: int) -> None:
+            own = dist.TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
+            limit = datetime.timedelta(seconds=timeout_s)
+            dist.init_process_group("gloo", store=own, rank=rank, world_size=world, timeout=limit)
+
+        with Processes(jobs, prepare) as processes:
+            processes.start(timeout_s)
+            processes.collect(timeout_s + 5)
+        counts = {}
+    else:
+        with Wires(
+            world, bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s, pairs=pairs, lanes=True
+        ) as wires:
+
+            def prepare(rank: int) -> None:
+                wires.become(rank)
+                ends, lanes = wires.ends(rank), wires.lanes(rank)
+                join(rank, world, ends, lanes, timeout_s=timeout_s, collectives=collectives)
+
+            with Processes(jobs, prepare) as processes:
+                for rank in ranks:
                     wires.hand_over(rank)
-            replies = _collect(pipes, timeout_s)
-        finally:
-            for pid in pids.values():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-            for pipe in pipes.values():
-                pipe.close()
-        counts = wires.counts() if wires is not None else {}
-    errors = {rank: reply["error"] for rank, reply in replies.items() if "error" in reply}
-    for rank, reply in sorted(replies.items()):
-        if reply.get("printed"):
-            print(reply["printed"], end="")
+                processes.start(timeout_s)
+                # The ranks' own time-outs say more than this one, so they come first.
+                processes.collect(timeout_s + 5)
+            counts = wires.counts()
+    processes.print_output()
+    replies = processes.replies
+    errors = {rank: replies[rank]["error"] for rank in ranks if "error" in replies[rank]}
     if errors:
         raise RankFailed(errors)
     return Run(
-        values=[replies[rank]["value"] for rank in names],
-        time_s=max(reply["time_s"] for reply in replies.values()),
-        times_s=[replies[rank]["time_s"] for rank in names],
+        values=[replies[rank]["value"] for rank in ranks],
+        time_s=max(replies[rank]["time_s"] for rank in ranks),
+        times_s=[replies[rank]["time_s"] for rank in ranks],
         bytes={link: count["bytes"] for link, count in counts.items()},
         messages={link: count["messages"] for link, count in counts.items()},
     )
-
-
-def _collect(pipes: dict[int, socket.socket], timeout_s: float) -> dict[int, dict]:
-    """Starts all ranks at once when all are ready, then gathers what they say."""
-    deadline = time.monotonic() + timeout_s + 5  # the ranks' own time-outs say more than this one
-    received = {rank: bytearray() for rank in pipes}
-    replies: dict[int, dict] = {}
-    ready: set[int] = set()
-    while len(replies) < len(pipes):
-        waiting = {pipe: rank for rank, pipe in pipes.items() if rank not in replies}
-        readable, _, _ = select.select(list(waiting), [], [], max(0.0, deadline - time.monotonic()))
-        if not readable:
-            for rank in waiting.values():
-                replies[rank] = {"error": f"did not finish within {timeout_s:g} s"}
-            break
-        for pipe in readable:
-            rank = waiting[pipe]
-            data = pipe.recv(1 << 20)
-            if data:
-                received[rank] += data
-                if rank not in ready and received[rank][:1] == b"r":
-                    ready.add(rank)
-                    del received[rank][:1]
-                    if len(ready) == len(pipes):
-                        for other in pipes.values():
-                            other.sendall(b"g")
-            else:
-                if rank not in ready:
-                    deadline = 0.0  # it failed before the start: the others would wait for ever
-                try:
-                    replies[rank] = pickle.loads(received[rank])
-                except (pickle.UnpicklingError, EOFError):
-                    replies[rank] = {"error": "its process ended without a result (killed, or os._exit)"}
-    return replies
-
-
-def _child(rank, world, function, args, setup, wires, pipe, foreign) -> None:
-    """A rank's whole life. Never returns."""
-    import io
-
-    reply: dict = {}
-    printed = io.StringIO()
-    try:
-        die_with_parent()
-        for s in foreign:
-            s.close()
-        torch.set_num_threads(1)
-        sys.stdout = printed
-        if wires is not None:
-            wires.become(rank)
-        setup(rank)
-        pipe.sendall(b"r")
-        pipe.recv(1)
-        started = time.perf_counter()
-        value = function(rank, world, *args)
-        reply = {"value": value, "time_s": time.perf_counter() - started}
-    except BaseException as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [f for f in frames if f.name not in ("_child",) and not f.filename.endswith(("links.py", "distributed_c10d.py", "c10d_logger.py"))]
-        where = f" (line {own[-1].lineno} in {own[-1].name})" if own else ""
-        reply = {"error": f"{type(error).__name__}: {error}{where}"}
-    reply["printed"] = printed.getvalue()
-    try:
-        message = pickle.dumps(reply)
-    except Exception as error:
-        message = pickle.dumps({"error": f"its result can't be pickled: {error}", "printed": printed.getvalue()})
-    pipe.sendall(message)
-    os._exit(0)
-
-
-def die_with_parent() -> None:
-    """Asks Linux to end this process when its parent ends, however that ends. Elsewhere the closed wires must do."""
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    parent = os.getppid()
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
