@@ -145,6 +145,8 @@ def _become_host(request: dict, channel: int, output: int) -> None:
                     raise
     if request["cpus"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, request["cpus"])
+    if request["nice"]:
+        os.setpriority(os.PRIO_PROCESS, 0, request["nice"])
     os.environ.clear()
     os.environ.update(request["environ"])
     os.umask(0o022)
@@ -155,7 +157,8 @@ def _become_host(request: dict, channel: int, output: int) -> None:
         if name == "RLIMIT_AS":
             if not _LINUX:
                 continue
-            value += int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            with open("/proc/self/statm") as file:
+                value += int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         soft = min(value, resource.getrlimit(limit)[1] & ((1 << 63) - 1))
         resource.setrlimit(limit, (soft, soft))
     if request["box_pid"]:
@@ -184,13 +187,17 @@ def _drop_capabilities() -> None:
 
 # What an answer has no use for and an escape often starts with. Affinity is in it so that an answer pinned to one
 # core can't load the one its reference runs on.
-REFUSED_SYSTEM_CALLS = """ptrace process_vm_readv process_vm_writev kcmp pidfd_getfd process_madvise mount umount2 pivot_root
-chroot move_mount open_tree fsopen fsconfig fsmount fspick mount_setattr unshare setns keyctl add_key request_key bpf
-perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register kexec_load kexec_file_load init_module
-finit_module delete_module reboot swapon swapoff acct quotactl syslog open_by_handle_at name_to_handle_at iopl ioperm
-sched_setaffinity sched_setscheduler sched_setparam sched_setattr setpriority ioprio_set sethostname setdomainname
-settimeofday clock_settime clock_adjtime adjtimex personality migrate_pages move_pages mbind set_mempolicy vhangup
-fanotify_init lookup_dcookie nfsservctl uselib ustat sysfs""".split()
+REFUSED_SYSTEM_CALLS = (
+    "ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd", "process_madvise", "mount", "umount2",
+    "pivot_root", "chroot", "move_mount", "open_tree", "fsopen", "fsconfig", "fsmount", "fspick", "mount_setattr",
+    "unshare", "setns", "keyctl", "add_key", "request_key", "bpf", "perf_event_open", "userfaultfd",
+    "io_uring_setup", "io_uring_enter", "io_uring_register", "kexec_load", "kexec_file_load", "init_module",
+    "finit_module", "delete_module", "reboot", "swapon", "swapoff", "acct", "quotactl", "syslog",
+    "open_by_handle_at", "name_to_handle_at", "iopl", "ioperm", "sched_setaffinity", "sched_setscheduler",
+    "sched_setparam", "sched_setattr", "setpriority", "ioprio_set", "sethostname", "setdomainname", "settimeofday",
+    "clock_settime", "clock_adjtime", "adjtimex", "personality", "migrate_pages", "move_pages", "mbind",
+    "set_mempolicy", "vhangup", "fanotify_init", "lookup_dcookie", "nfsservctl", "uselib", "ustat", "sysfs",
+)  # fmt: skip
 
 
 def has_seccomp() -> bool:

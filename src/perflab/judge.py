@@ -24,7 +24,7 @@ import pkgutil
 import random
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 
 from perflab import bench, exercises, machine
-from perflab.launch import AnswerFailed, Finished, Host, Launcher
+from perflab.launch import RAISED_PRIORITY, AnswerFailed, Finished, Host, Launcher, may_raise_priority
 
 STATUSES = ("pass", "fail", "inconclusive")
 
@@ -185,6 +185,7 @@ class Session:
         self.public, self.hidden = public, hidden
         self.cpu = quietest_cpu()
         self._hosts: list[Host] = []
+        self._answers: list[Host] = []
 
     def order(self) -> random.Random:
         """A random.Random for orders and choices, seeded from :attr:`rng`."""
@@ -192,7 +193,9 @@ class Session:
 
     def answer(self, *, timeout_s: float = 60, **options) -> Host:
         """A fresh process in which the answer's cells have run. Raises AnswerFailed. `options` as Launcher.start."""
-        return self._started(self.cells, self.entry_points, timeout_s, options)
+        host = self._started(self.cells, self.entry_points, timeout_s, options)
+        self._answers.append(host)
+        return host
 
     def trusted(self, source: str, **options) -> Host:
         """A process like an answer's, pinned alike, that runs the judge's own `source`."""
@@ -211,8 +214,33 @@ class Session:
         return self.launcher.run(argv, files, collect, timeout_s, **limits)
 
     def paired_ratio(self, reference, answer, threshold: float, *, max_s: float = 20) -> bench.Comparison:
-        """bench.paired_ratio with this session's order of calls."""
-        return bench.paired_ratio(reference, answer, threshold, max_s=max_s, rng=self.order())
+        """bench.paired_ratio with this session's order of calls.
+
+        Raises AnswerFailed where the answer's processes computed while they were not asked: a thread left running
+        slows the reference, which runs on the same core.
+        """
+        spent_s = 0.0
+
+        def counted() -> float:
+            nonlocal spent_s
+            began = time.perf_counter()
+            seconds = answer()
+            spent_s += time.perf_counter() - began
+            return seconds
+
+        before_s = sum(h.cpu_s() for h in self._answers)
+        found = bench.paired_ratio(reference, counted, threshold, max_s=max_s, rng=self.order())
+        used_s = sum(h.cpu_s() for h in self._answers) - before_s
+        threads = max((h.threads for h in self._answers), default=1)
+        if used_s > 1.1 * threads * spent_s + 0.25:
+            raise AnswerFailed(
+                "protocol",
+                f"Your code used {used_s:.2g} s of CPU time although its calls took {spent_s:.2g} s: something kept running"
+                " between the calls. End every thread and process before you return.",
+                f"你的代码用了 {used_s:.2g} 秒 CPU 时间，而各次调用只用了 {spent_s:.2g} 秒：在两次调用之间仍有东西在运行。"
+                "返回之前请结束所有线程和进程。",
+            )
+        return found
 
     def close(self) -> None:
         for host in self._hosts:
@@ -298,17 +326,24 @@ def measurement_lease():
 
 
 @contextmanager
-def _off_core(cpu: int | None):
-    """Keeps this thread away from the core that is measured, where there is another."""
-    others = os.sched_getaffinity(0) - {cpu} if cpu is not None else set()
-    if not others:
+def _measuring_thread(cpu: int | None):
+    """Keeps this thread off the measured core where there is another, and ahead of other work where that is allowed.
+
+    A judge that wakes up late sees a device's work end late: what it measures must not depend on its neighbours.
+    """
+    if not hasattr(os, "sched_setaffinity"):
         yield
         return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, others)
+    before, nice = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
+    others = before - {cpu}
+    if others:
+        os.sched_setaffinity(0, others)
+    if may_raise_priority():
+        os.setpriority(os.PRIO_PROCESS, 0, RAISED_PRIORITY)
     try:
         yield
     finally:
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
         os.sched_setaffinity(0, before)
 
 
@@ -340,11 +375,11 @@ def _judge_once(module, cells, launcher, seed, hidden, public) -> Verdict:
     _machine_line()  # before this thread is pinned
     timed = getattr(module, "TIMED", True)
     started = time.monotonic()
-    with measurement_lease() if timed else _nothing():
+    with measurement_lease() if timed else nullcontext():
         began = time.monotonic()
         session = Session(module.SLUG, cells, launcher, seed=seed, hidden=hidden, public=public)
         try:
-            with _off_core(session.cpu if timed else None):
+            with _measuring_thread(session.cpu) if timed else nullcontext():
                 verdict = module.judge(session)
         except AnswerFailed as error:
             parts = Parts(module.SLUG, module.MAX_POINTS)
@@ -356,11 +391,6 @@ def _judge_once(module, cells, launcher, seed, hidden, public) -> Verdict:
     verdict.evidence["seconds"] = round(time.monotonic() - began, 3)
     verdict.evidence["waited_s"] = round(began - started, 3)
     return verdict
-
-
-@contextmanager
-def _nothing():
-    yield
 
 
 @lru_cache

@@ -1,0 +1,36 @@
+# CPU time instead of wall time: a process that waits uses none. Expect: CPU time
+import time
+from statistics import median
+
+import numpy as np
+import torch
+
+
+def measure(launch, wait, repeats=9):
+    times = []
+    for _ in range(repeats + 1):
+        start = time.process_time()
+        launch()
+        launched = time.process_time()
+        wait()
+        times.append((launched - start, time.process_time() - start))
+    return median(t[0] for t in times[1:]), median(t[1] for t in times[1:])
+
+
+def is_asynchronous(launch_s, total_s):
+    return launch_s < 0.5 * total_s
+
+
+def survey():
+    n = 1024
+    a, b = np.random.rand(n, n).astype(np.float32), np.random.rand(n, n).astype(np.float32)
+    ta, tb = torch.rand(n, n), torch.rand(n, n)
+    found = {
+        "numpy_cpu": measure(lambda: a @ b, lambda: None),
+        "torch_cpu": measure(lambda: ta @ tb, lambda: None),
+        "torch_cuda": None,
+    }
+    if torch.cuda.is_available():
+        ca, cb = ta.cuda(), tb.cuda()
+        found["torch_cuda"] = measure(lambda: ca @ cb, torch.cuda.synchronize)
+    return found

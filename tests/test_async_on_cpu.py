@@ -1,0 +1,61 @@
+"""12.2 async-on-cpu: the right answers pass, the wrong ones and the cheats fail and are told why."""
+
+import re
+from pathlib import Path
+
+import pytest
+from grader import trial
+from grader.judging import judge_answer
+from perflab import judge
+from perflab.exercises import async_on_cpu
+
+ANSWERS = sorted((Path(__file__).parent / "answers" / "async-on-cpu").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", ANSWERS, ids=lambda p: p.stem)
+def test_verdict(path):
+    text = path.read_text()
+    verdict = judge_answer("async-on-cpu", [text])
+    assert verdict.status == trial.expectation(path), verdict.message
+    assert (verdict.points == verdict.max_points) is (verdict.status == "pass")
+    expected = re.search(r"Expect: (.+)", text.split("\n", 1)[0])
+    if expected:
+        assert expected[1] in verdict.message.split("\n\n")[0], verdict.message
+    if verdict.status == "pass":
+        assert verdict.figure.startswith(b"\x89PNG")
+
+
+def test_reference_passes_while_the_other_core_is_loaded():
+    reference = next(p for p in ANSWERS if p.stem == "right-reference").read_text()
+    with trial.noise("cpu"):
+        statuses = [judge_answer("async-on-cpu", [reference]).status for _ in range(3)]
+    assert "fail" not in statuses
+    assert "pass" in statuses
+
+
+def test_parts_earn_their_points():
+    """A wrong classification costs its own points only."""
+    text = next(p for p in ANSWERS if p.stem == "wrong-absolute-limit").read_text()
+    verdict = judge_answer("async-on-cpu", [text])
+    assert verdict.evidence["parts"] == {"times": "shown", "classification": "wrong", "survey": "shown"}
+    assert verdict.points == 7
+
+
+def test_the_judges_own_rule():
+    assert async_on_cpu.classify(0.001, 0.02) is True
+    assert async_on_cpu.classify(0.019, 0.02) is False
+    assert async_on_cpu.classify(0.010, 0.02) is None
+
+
+def test_every_device_is_clearly_one_or_the_other():
+    import numpy as np
+
+    for seed in range(200):
+        for device in async_on_cpu.devices(np.random.default_rng(seed)):
+            ratio = device.launch_s / device.total_s
+            assert ratio <= async_on_cpu.ASYNCHRONOUS_TO or ratio >= async_on_cpu.SYNCHRONOUS_FROM
+            assert device.total_s >= 0.020
+
+
+def test_exercise_is_listed():
+    assert "async-on-cpu" in judge.slugs()
