@@ -11,6 +11,7 @@ from the stored outputs. A build of a book that has not changed does nothing. bo
 """
 
 import argparse
+import copy
 import fcntl
 import functools
 import hashlib
@@ -40,6 +41,8 @@ EDITIONS = {
         "html_title": "计算性能",
         "project": "计算性能",
         "author": "《计算性能》作者",
+        "nb_code_prompt_show": "展开单元格",
+        "nb_code_prompt_hide": "收起单元格",
     },
 }
 
@@ -152,7 +155,8 @@ def execute_pages(book: Book, force: bool) -> None:
             record = None if force else cache.match_cache_notebook(notebook)
         except KeyError:
             record = None
-        if record is None:
+        # A record without a machine is Sphinx's own: a page that was edited between this step and Sphinx's.
+        if record is None or "machine" not in record.data:
             print(f"book: executing {page} …", end="", flush=True)
             executed, facts = _execute(notebook, source, book)
             print(f" {facts['execution_seconds']:.0f} s", flush=True)
@@ -321,7 +325,7 @@ def write_conf(book: Book, edition: str) -> Path:
     folder = book.work / "conf" / edition
     folder.mkdir(parents=True, exist_ok=True)
     toc = folder / "_toc.yml"
-    toc.write_text(yaml.safe_dump(book.toc, allow_unicode=True, sort_keys=False), "utf8")
+    toc.write_text(yaml.safe_dump(_translated_toc(book, edition), allow_unicode=True, sort_keys=False), "utf8")
     settings, _ = get_final_config(
         user_yaml=book.root / "_config.yml",
         sourcedir=book.source,
@@ -346,6 +350,19 @@ def write_conf(book: Book, edition: str) -> Path:
     text += "".join(f"{key} = {pprint.pformat(settings[key])}\n" for key in sorted(settings))
     (folder / "conf.py").write_text(text, "utf8")
     return folder
+
+
+def _translated_toc(book: Book, edition: str) -> dict:
+    """The table of contents with its captions in the edition's language; Sphinx's own translation comes too early."""
+    import polib
+
+    catalog = book.locale / "zh_CN" / "LC_MESSAGES" / f"{book.toc['root']}.po"
+    toc = copy.deepcopy(book.toc)
+    if edition == "zh" and catalog.is_file():
+        chinese = {e.msgid: e.msgstr for e in polib.pofile(str(catalog)) if e.msgstr}
+        for part in toc.get("parts", []):
+            part["caption"] = chinese.get(part["caption"], part["caption"])
+    return toc
 
 
 def unpack_vendor(book: Book) -> Path:

@@ -80,8 +80,11 @@ def plain_markdown(text: str, language: str = "en") -> str:
     """MyST Markdown without directives, roles, targets and attributes."""
 
     def quote(match):
-        title = match["title"].strip() or _TITLES[language].get(match["kind"], "")
-        lines = ([f"**{title}**", ""] if title else []) + match["body"].strip().splitlines()
+        # Of these two the first line is the title; of the others it is the beginning of their text.
+        titled = match["kind"] in ("admonition", "dropdown")
+        title = match["title"].strip() if titled else _TITLES[language][match["kind"]]
+        body = match["body"] if titled else match["title"].strip() + "\n" + match["body"]
+        lines = [f"**{title}**", "", *body.strip().splitlines()]
         return "\n".join(f"> {line}".rstrip() for line in lines)
 
     while _ADMONITION.search(text):  # from the outside in
