@@ -46,8 +46,11 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import os
 import selectors
 import socket
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -796,16 +799,18 @@ def run(
     ranks = range(world)
     jobs = {rank: functools.partial(function, rank, world, *args) for rank in ranks}
     if backend == "gloo":
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        # A file as meeting point: unlike a TCP store it needs no thread in this process, which is about to fork.
+        with tempfile.TemporaryDirectory(prefix="perflab-") as folder:
 
-        def prepare(rank: int) -> None:
-            own = dist.TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
-            limit = datetime.timedelta(seconds=timeout_s)
-            dist.init_process_group("gloo", store=own, rank=rank, world_size=world, timeout=limit)
+            def prepare(rank: int) -> None:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+                store = dist.FileStore(os.path.join(folder, "store"), world)
+                limit = datetime.timedelta(seconds=timeout_s)
+                dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
 
-        with Processes(jobs, prepare) as processes:
-            processes.start(timeout_s)
-            processes.collect(timeout_s + 5)
+            with Processes(jobs, prepare) as processes:
+                processes.start(timeout_s)
+                processes.collect(timeout_s + 5)
         counts = {}
     else:
         with Wires(
