@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -84,10 +85,18 @@ def aot_package(exported, name: str) -> Product:
         if isinstance(tensor, torch.Tensor)
         for part in (key, tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     ]
-    key = ["aot", str(exported), *weights, torch.__version__, _processor(), cxx() or ""]
-    return product(
-        name, key, lambda path: torch._inductor.aoti_compile_and_package(exported, package_path=str(path))
-    )
+    # Not str(exported): it quotes the file and line of each operation.
+    shapes = [str(node.meta.get("val")) for node in exported.graph.nodes]
+    graph = [exported.graph_module.code, str(exported.graph_signature), *shapes]
+    key = ["aot", *graph, *weights, torch.__version__, _processor(), cxx() or ""]
+
+    def build(path: Path) -> None:
+        with warnings.catch_warnings():
+            # torch 2.13 copies its own tree specifications in a way that it calls deprecated
+            warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+            torch._inductor.aoti_compile_and_package(exported, package_path=str(path))
+
+    return product(name, key, build)
 
 
 def cpp_program(source: str, name: str) -> Product:

@@ -26,7 +26,7 @@ from perflab import machine
 def measure_or_recall(
     name: str, measure: Callable[[], dict], *, possible: bool, needs: tuple[str, str]
 ) -> dict | None:
-    """The result of `measure()`, or a recorded one, or None; prints in both languages which of them it is.
+    """The result of `measure()`, or a recorded one, or None; what wasn't measured here is labelled in print.
 
     `name`: that of the recording. `possible`: whether this machine can run the measurement. `needs`: what it
     takes, in English and Chinese, for the line that is printed where this machine lacks it.
@@ -34,7 +34,6 @@ def measure_or_recall(
     code = fingerprint(measure)
     if possible:
         result = json.loads(json.dumps(measure()))  # as from a recording: lists, not tuples; keys are strings
-        print(f"Measured here · 本机实测: {machine.line()}")
         if os.environ.get("PERFLAB_RECORD") == "1":
             _write(name, code, result)
         return result
