@@ -160,8 +160,11 @@ def _become_host(request: dict, channel: int, output: int) -> None:
             with open("/proc/self/statm") as file:
                 value += int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         soft = min(value, resource.getrlimit(limit)[1] & ((1 << 63) - 1))
-        resource.setrlimit(limit, (soft, soft))
+        # a second apart, so that the process ends by SIGXCPU, which says why, before SIGKILL, which does not
+        resource.setrlimit(limit, (soft, soft + 1 if name == "RLIMIT_CPU" else soft))
     if request["box_pid"]:
+        for capability in range(64):  # while there is a right to give rights up
+            _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
         if os.getuid() == 0 and not request["userns"]:
             os.setgroups([])
             os.setresgid(NOBODY, NOBODY, NOBODY)
@@ -178,8 +181,6 @@ def _become_host(request: dict, channel: int, output: int) -> None:
 
 def _drop_capabilities() -> None:
     _libc.prctl(_PR_CAP_AMBIENT, 4, 0, 0, 0)  # PR_CAP_AMBIENT_CLEAR_ALL
-    for capability in range(64):
-        _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
     header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     if _libc.capset(header, data):
         raise OSError(ctypes.get_errno(), "can't drop capabilities")
