@@ -317,7 +317,11 @@ def measurement_lease():
         yield
         return
     path = Path(tempfile.gettempdir()) / "perflab-measurement.lock"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        # never O_CREAT on a file that is there: in a sticky folder the kernel refuses that to all but its owner
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        fd = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
