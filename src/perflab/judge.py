@@ -35,6 +35,8 @@ from perflab import bench, exercises, machine
 from perflab.launch import RAISED_PRIORITY, AnswerFailed, Finished, Host, Launcher, may_raise_priority
 
 STATUSES = ("pass", "fail", "inconclusive")
+# How long the judge asks nothing, before and after it compares, to see whether the answer computes all the same.
+IDLE_CHECK_S = 0.1
 
 
 @dataclass
@@ -228,16 +230,21 @@ class Session:
             spent_s += time.perf_counter() - began
             return seconds
 
-        before_s = sum(h.cpu_s() for h in self._answers)
+        def used_s() -> float:
+            return sum(h.cpu_s() for h in self._answers)
+
+        before_s = used_s()
+        time.sleep(IDLE_CHECK_S)
         found = bench.paired_ratio(reference, counted, threshold, max_s=max_s, rng=self.order())
-        used_s = sum(h.cpu_s() for h in self._answers) - before_s
+        time.sleep(IDLE_CHECK_S)
+        total_s = used_s() - before_s
         threads = max((h.threads for h in self._answers), default=1)
-        if used_s > 1.1 * threads * spent_s + 0.25:
+        if total_s > 1.1 * threads * spent_s + 0.5 * IDLE_CHECK_S:
             raise AnswerFailed(
                 "protocol",
-                f"Your code used {used_s:.2g} s of CPU time although its calls took {spent_s:.2g} s: something kept running"
+                f"Your code used {total_s:.2g} s of CPU time although its calls took {spent_s:.2g} s: something kept running"
                 " between the calls. End every thread and process before you return.",
-                f"你的代码用了 {used_s:.2g} 秒 CPU 时间，而各次调用只用了 {spent_s:.2g} 秒：在两次调用之间仍有东西在运行。"
+                f"你的代码用了 {total_s:.2g} 秒 CPU 时间，而各次调用只用了 {spent_s:.2g} 秒：在两次调用之间仍有东西在运行。"
                 "返回之前请结束所有线程和进程。",
             )
         return found
