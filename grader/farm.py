@@ -203,11 +203,11 @@ def rows(course: Path, assignment: str, student: str, failed: set[str], trouble:
     """One row for every submission, from the graded notebooks; scores as the gradebook has them."""
     import fnmatch
 
-    from nbgrader.api import Gradebook, MissingEntry
+    from nbgrader.api import MissingEntry
 
     result = []
     masters = sorted(released_by_instructor(course, assignment).glob("*.ipynb"))
-    with Gradebook(f"sqlite:///{course / 'gradebook.db'}", "computational-performance") as gradebook:
+    with nbgrader_app.gradebook(course) as gradebook:
         for name, _ in submissions(course, assignment):
             if not fnmatch.fnmatchcase(name, student):
                 continue

@@ -146,7 +146,8 @@ def parse_notebook(content: bytes, name: str = "notebook") -> tuple[list[Cell], 
         f"`{name}` 不是 notebook 文件。请在 Jupyter 中打开并保存，再提交该文件。",
     )
     try:
-        data = json.loads(content.decode("utf-8-sig"))
+        text = content.decode("utf-8-sig")
+        data = json.loads(text)
     except UnicodeDecodeError:
         raise not_a_notebook from None
     except RecursionError:
@@ -155,12 +156,12 @@ def parse_notebook(content: bytes, name: str = "notebook") -> tuple[list[Cell], 
         position = getattr(error, "pos", None)
         if content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
             where = (
-                f" (it breaks off or is damaged at character {position} of {len(content)})"
+                f" (it breaks off or is damaged at character {position} of {len(text)})"
                 if position
                 else ""
             )
             zh_where = (
-                f"（在第 {position} 个字符处中断或损坏，文件共 {len(content)} 字节）" if position else ""
+                f"（在第 {position} 个字符处中断或损坏，共 {len(text)} 个字符）" if position else ""
             )
             raise Unreadable(
                 f"`{name}` is a damaged notebook{where}. Save it again in Jupyter and hand it in again.",

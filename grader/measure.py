@@ -21,8 +21,9 @@ from nbformat.notebooknode import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_output
 from nbgrader.api import Gradebook
 from nbgrader.preprocessors import NbGraderPreprocessor
-from traitlets import Bool, Integer
+from traitlets import Bool, Integer, default
 
+from grader import judging
 from grader.course_files import split_grade_id
 from grader.rebuild import answer_cells, grade_id_of, missing_answers
 from grader.store import Store, hardware_class, key_of
@@ -66,23 +67,12 @@ def perform(task: Task, unsafe: bool = False, run_timeout_s: int = 20) -> dict:
     """Do one task and return its record, plain JSON. Raises only what makes grading impossible (no sandbox)."""
     start = time.perf_counter()
     if task.kind == "run":
-        from grader.sandbox import run_notebook
-
-        result = run_notebook(list(task.cells), timeout_s=run_timeout_s, unsafe=unsafe)
+        result = judging.run_cells(list(task.cells), timeout_s=run_timeout_s, unsafe=unsafe)
         record = {"outputs": [clean_outputs(outputs) for outputs in result.outputs], "note": result.note}
     else:
-        from grader.judging import judge_answer
-
-        verdict = judge_answer(task.slug, list(task.cells), unsafe=unsafe)
-        record = {
-            "slug": verdict.slug,
-            "status": verdict.status,
-            "points": verdict.points,
-            "max_points": verdict.max_points,
-            "evidence": json.loads(json.dumps(verdict.evidence, default=str)),
-            "message": verdict.message,
-            "figure": base64.b64encode(verdict.figure).decode() if verdict.figure else None,
-        }
+        verdict = judging.judge_answer(task.slug, list(task.cells), unsafe=unsafe)
+        figure = base64.b64encode(verdict.figure).decode() if verdict.figure else None
+        record = verdict.as_json() | {"reason": verdict.reason, "figure": figure}
     return record | {"seconds": round(time.perf_counter() - start, 3), "made_at": time.time()}
 
 
@@ -95,6 +85,7 @@ def no_answer_record(slug: str, reason: tuple[str, str]) -> dict:
         "max_points": None,  # the check cell knows
         "evidence": {},
         "message": "\n\n".join(reason),
+        "reason": reason[0],
         "figure": None,
         "seconds": 0.0,
         "made_at": None,
@@ -217,7 +208,7 @@ def fill(notebook: NotebookNode, records: dict[Task, dict]) -> None:
         for cell, outputs in zip(runnable(notebook), record["outputs"], strict=False):
             cell.outputs = [NotebookNode(output) for output in outputs]
         if record["note"]:
-            notebook.metadata["perflab"].setdefault("notes", []).append([record["note"], record["note"]])
+            notebook.metadata["perflab"].setdefault("notes", []).append(record["note"].split("\n\n"))
     for cell in notebook.cells:
         grade_id = grade_id_of(cell)
         if grade_id is None:
@@ -230,7 +221,7 @@ def fill(notebook: NotebookNode, records: dict[Task, dict]) -> None:
             cell.metadata["perflab"] = {
                 "status": record["status"],
                 "points": scaled_points(record, points),
-                "reason": one_line(record),
+                "reason": record["reason"],
                 "evidence": record["evidence"],
                 "seconds": record["seconds"],
             }
@@ -241,11 +232,6 @@ def fill(notebook: NotebookNode, records: dict[Task, dict]) -> None:
         lines = [f"- {line}" for sentence in sentences for line in dict.fromkeys(sentence)]
         notes = "**About the file you handed in 关于你提交的文件**\n\n" + "\n".join(lines)
         notebook.cells.insert(0, new_markdown_cell(notes, id="about-the-file"))
-
-
-def one_line(record: dict) -> str:
-    """The first line of a verdict's message: the reason in a row of the table of grades."""
-    return next((line.strip() for line in record["message"].splitlines() if line.strip()), record["status"])
 
 
 def stamp(notebook: NotebookNode, store: Store, hardware: str, unsafe: bool) -> str:
@@ -260,9 +246,14 @@ def stamp(notebook: NotebookNode, store: Store, hardware: str, unsafe: bool) -> 
 class MeasureOnHardware(NbGraderPreprocessor):
     """nbgrader preprocessor: verdicts from the store, or judged now, into the notebook."""
 
-    unsafe = Bool(
-        False, help="Run answers without a sandbox. Never for answers of people you don't trust."
-    ).tag(config=True)
+    unsafe = Bool(help="Run answers without a sandbox. Never for answers of people you don't trust.").tag(
+        config=True
+    )
+
+    @default("unsafe")
+    def _unsafe_default(self) -> bool:
+        return judging.unsafe_from_environment()
+
     run_timeout_s = Integer(20, help="Seconds that the student's own cells may run, all together.").tag(
         config=True
     )

@@ -60,3 +60,16 @@ def run(command: str, arguments: list[str], course: Path, settings: Config | Non
             sys.path[:] = path  # nbgrader puts the current folder in front
             app.log.removeHandler(heard)
     return heard.lines
+
+
+def gradebook(course: Path):
+    """The course's gradebook (nbgrader.api.Gradebook), wherever the settings say it is; close it after use."""
+    from nbgrader.api import Gradebook
+    from nbgrader.apps.baseapp import NbGrader
+
+    app = NbGrader()
+    with contextlib.chdir(GRADER):
+        path = list(sys.path)
+        app.initialize([f"--course-dir={course}", "--log-level=CRITICAL"])
+        sys.path[:] = path
+    return Gradebook(app.coursedir.db_url, app.coursedir.course_id)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from pathlib import Path
 
 from nbgrader.preprocessors import (
@@ -12,6 +13,8 @@ from nbgrader.preprocessors import (
     SaveAutoGrades,
 )
 
+from sqlalchemy.exc import SAWarning
+
 from grader import autograde
 from grader.measure import LeaveToInstructor, MeasureOnHardware
 from grader.rebuild import RebuildFromMaster
@@ -19,6 +22,9 @@ from grader.rebuild import RebuildFromMaster
 HERE = Path(__file__).resolve().parent
 COURSE = HERE / "course"
 c = get_config()  # noqa: F821  (traitlets puts it here)
+
+# nbgrader 0.9.6 reads objects that SQLAlchemy 2.1 hasn't attached to its session yet; the warning changes nothing.
+warnings.filterwarnings("ignore", category=SAWarning, message="Object of type <Submitted")
 
 # nbgrader starts `alembic` by name: without this the first command fails where the environment isn't activated.
 if str(Path(sys.executable).parent) not in os.environ.get("PATH", "").split(os.pathsep):
@@ -49,7 +55,8 @@ c.Autograde.autograde_preprocessors = [
     CheckCellMetadata,
 ]
 
-# Feedback and formgrader show what students wrote: no script of theirs may run there, and no page loads one from afar.
+# Feedback and formgrader show what students wrote: no script of theirs may run there. Of nbconvert's own scripts
+# from afar only MathJax is of use on these pages.
 c.HTMLExporter.sanitize_html = True
 c.HTMLExporter.require_js_url = ""
 c.HTMLExporter.jquery_url = ""

@@ -77,8 +77,13 @@ def missing_answers(notebook: NotebookNode) -> dict[str, Sentence]:
 
 
 def harmless_markdown(source: str) -> str:
-    """Markdown text in which nothing begins an HTML tag: nbgrader's feedback page shows Markdown cells unfiltered."""
-    return re.sub(r"<(?=[A-Za-z/!?])", "< ", source)
+    """Markdown text without HTML tags and links, pictures attached to the cell excepted.
+
+    nbgrader's feedback page and formgrader show Markdown cells unfiltered, `javascript:` links and all.
+    """
+    source = re.sub(r"<(?=[A-Za-z/!?])", "< ", source)
+    source = re.sub(r"\](?=\((?!attachment:)|\[)", "] ", source)  # [text](target), [text][reference]
+    return re.sub(r"\](?=:)", "] ", source)  # [reference]: target
 
 
 def rebuild(submission: Submission, master: NotebookNode) -> NotebookNode:

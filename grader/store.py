@@ -10,50 +10,29 @@ import functools
 import hashlib
 import json
 import os
-import platform
-from importlib import metadata
 from pathlib import Path
 
-from grader.course_files import GRADER, ROOT
-
-PERFLAB = ROOT / "src" / "perflab"
-NOT_JUDGING = {"plot.py", "widgets.py"}  # pictures on pages: a new colour must not cost a class its verdicts
-VERSIONS_THAT_COUNT = ("torch", "numpy")
+from grader import judging
+from perflab import machine
 
 
 @functools.cache
 def hardware_class() -> str:
-    """The kind of machine this is, e.g. "x86_64 AMD EPYC 9R14, 2 cores": figures of two classes are never mixed."""
-    model = platform.processor() or "unknown processor"
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass  # not Linux, or an architecture that names no model: what `platform` says has to do
-    gpus = sorted(path.name for path in Path("/proc/driver/nvidia/gpus").glob("*"))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{platform.machine()} {model}, {cores} cores" + (f", {len(gpus)} NVIDIA GPUs" if gpus else "")
+    """The kind of machine this is, e.g. "x86_64 AMD EPYC, 2 cores": figures of two classes are never mixed."""
+    known = machine.describe()
+    cpu = known["cpu"]
+    gpus = "".join(f", {gpu['name']}" for gpu in known["gpus"])
+    return f"{cpu['architecture']} {cpu['name'] or 'unknown processor'}, {cpu['usable']} cores{gpus}"
 
 
 @functools.cache
-def exercise_version(slug: str) -> str:
-    """Hash of all that can change a verdict on one exercise: its judge, hidden cases, sandbox, library versions."""
-    module = slug.replace("-", "_")
-    files = [path for path in sorted(PERFLAB.rglob("*")) if path.is_file() and path.suffix != ".pyc"]
-    files = [path for path in files if path.name not in NOT_JUDGING]
-    files = [path for path in files if path.parent.name != "exercises" or path.stem in (module, "__init__")]
-    files += [GRADER / "judging.py", GRADER / "sandbox.py"]
-    files += [path for path in sorted((GRADER / "hidden" / slug).rglob("*")) if path.is_file()]
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
-    digest.update(repr([metadata.version(name) for name in VERSIONS_THAT_COUNT]).encode())
-    return digest.hexdigest()
+def _version(slug: str) -> str:
+    return judging.version(slug)
 
 
 def key_of(kind: str, slug: str, cells: list[str], hardware: str, unsafe: bool) -> str:
     """The content key of one piece of work; `kind` is "judge" or "run"."""
-    content = [kind, slug, cells, exercise_version(slug), hardware, unsafe]
+    content = [kind, slug, cells, _version(slug), hardware, unsafe]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 

@@ -1,0 +1,226 @@
+"""Sort a folder of returned files — as a learning platform hands them out — into submitted/.
+
+Whose a file is follows from its place or its name: a folder for each student (`zoe/12-2.ipynb`, Moodle's
+`Zoë Li_12345_assignsubmission_file_/…`), or a name that ends in the assignment's (`li_12345_12-2 (1).ipynb`). Zip files are
+looked into. Files are copied as they are; what is wrong inside them is the grader's business. Nothing is dropped silently:
+every file found gets a row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import stat
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from grader.course_files import COURSE
+from grader.intake import MAX_FILE_BYTES, Unreadable, read_limited, shown
+
+MAX_ARCHIVE_BYTES = 2_000_000_000  # unpacked, all members together
+IGNORED = re.compile(r"(^|/)(\.|__MACOSX/)")  # hidden files, and the Mac's shadows of files
+
+
+@dataclass
+class Found:
+    """One returned file: where it lay, when it was changed (seconds, for choosing the latest), and its bytes or why not."""
+
+    path: str
+    changed: float
+    content: bytes | None
+    problem: str = ""
+
+
+def find_files(folder: Path) -> Iterator[Found]:
+    """Every file under `folder`, and in the zip files there; links and members that point outside are refused."""
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if IGNORED.search(name) or (path.is_dir() and not path.is_symlink()):
+            continue
+        changed = path.lstat().st_mtime
+        try:
+            content = read_limited(
+                path, MAX_ARCHIVE_BYTES if path.suffix.lower() == ".zip" else MAX_FILE_BYTES
+            )
+        except Unreadable as problem:
+            yield Found(name, changed, None, problem.sentence[0])
+            continue
+        if path.suffix.lower() == ".zip":
+            yield from _unpack(name, content)
+        else:
+            yield Found(name, changed, content)
+
+
+def _unpack(name: str, content: bytes) -> Iterator[Found]:
+    inside = name[: -len(".zip")]
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            unpacked = 0
+            for member in archive.infolist():
+                if member.is_dir() or IGNORED.search(member.filename):
+                    continue
+                where = f"{inside}/{member.filename}"
+                changed = _seconds(member.date_time)
+                parts = PurePosixPath(member.filename.replace("\\", "/"))
+                if parts.is_absolute() or ".." in parts.parts:
+                    yield Found(where, changed, None, "its name points outside the zip file")
+                elif stat.S_ISLNK(member.external_attr >> 16):
+                    yield Found(where, changed, None, "it is a symbolic link")
+                elif member.flag_bits & 1:
+                    yield Found(where, changed, None, "it is encrypted")
+                else:
+                    with archive.open(member) as file:
+                        data = file.read(MAX_FILE_BYTES + 1)  # never trust the size that the archive states
+                    unpacked += len(data)
+                    if len(data) > MAX_FILE_BYTES or unpacked > MAX_ARCHIVE_BYTES:
+                        yield Found(where, changed, None, "it is too large when unpacked")
+                    else:
+                        yield Found(where, changed, data)
+                if unpacked > MAX_ARCHIVE_BYTES:
+                    return
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError, ValueError, RuntimeError) as error:
+        yield Found(name, 0.0, None, f"it is not a zip file that can be read ({error})")
+
+
+def _seconds(date_time: tuple) -> float:
+    from datetime import UTC, datetime
+
+    try:
+        return datetime(*date_time, tzinfo=UTC).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def student_of(path: str, assignment: str, pattern: str | None = None) -> str | None:
+    """The student id in a returned file's path relative to the folder, or None where there is none to be seen.
+
+    pattern: a regular expression, searched in that path, with a group named `student`.
+    """
+    if pattern is not None:
+        match = re.search(pattern, path)
+        return _safe(match["student"]) if match else None
+    *folders, name = path.split("/")
+    # A whole class is often one folder deep; the folder nearest to the file that isn't the assignment is the student's.
+    for folder in reversed(folders):
+        if folder.casefold() != assignment.casefold() and folder not in ("submitted", "submissions"):
+            return _safe(re.sub(r"_assignsubmission_\w*$", "", folder))
+    stem = re.sub(r"\.ipynb(\.txt|\.json)?$", "", name, flags=re.IGNORECASE)
+    stem = re.sub(
+        r"[ _-]?(\(\d+\)|[Cc]opy ?\d*)$", "", stem
+    )  # what browsers and Jupyter add to a second file
+    match = re.fullmatch(
+        rf"(?P<student>.*?)[ _.-]+{re.escape(assignment)}([ _-]\d+)?", stem, flags=re.IGNORECASE
+    )
+    return _safe(match["student"]) if match else None
+
+
+def _safe(student: str) -> str | None:
+    """A student id that is one name of a folder, or None."""
+    student = student.strip(" _-")
+    if (
+        not student
+        or student.startswith(".")
+        or not student.isprintable()
+        or re.search(r"[/\\*?\[\]+]", student)
+    ):
+        return None
+    return student[:120]
+
+
+@dataclass
+class Row:
+    file: str
+    student: str | None
+    result: str
+
+
+def collect(
+    folder: Path, assignment: str, course: Path = COURSE, *, pattern: str | None = None, update: bool = False
+) -> list[Row]:
+    """Copy every student's latest file into submitted/; one row for every file found.
+
+    update: replace what was collected before by something different.
+    """
+    rows: list[Row] = []
+    theirs: dict[str, list[Found]] = {}
+    for found in find_files(folder):
+        student = student_of(found.path, assignment, pattern)
+        if found.content is None:
+            rows.append(Row(found.path, student, f"refused: {found.problem}"))
+        elif student is None:
+            rows.append(
+                Row(
+                    found.path,
+                    None,
+                    f"no student's name in it: expected <student>/… or <student>_{assignment}.ipynb",
+                )
+            )
+        else:
+            theirs.setdefault(student, []).append(found)
+    for student, files in sorted(theirs.items()):
+        notebooks = [found for found in files if ".ipynb" in found.path.lower()] or files
+        chosen = max(notebooks, key=lambda found: (_copy_number(found.path), found.changed, found.path))
+        for found in files:
+            if found is not chosen:
+                why = "a later version was taken" if found in notebooks else "not a notebook"
+                rows.append(Row(found.path, student, f"left out: {why}"))
+        rows.append(Row(chosen.path, student, _put(chosen, student, assignment, course, update)))
+    return rows
+
+
+def _copy_number(path: str) -> int:
+    """2 of "x (2).ipynb": the later of two uploads of one name."""
+    match = re.search(r"\((\d+)\)\.\w+$", path)
+    return int(match[1]) if match else 0
+
+
+def _put(found: Found, student: str, assignment: str, course: Path, update: bool) -> str:
+    target = course / "submitted" / student / assignment / f"{assignment}.ipynb"
+    if target.parent.is_dir():
+        if target.is_file() and target.read_bytes() == found.content:
+            return "already there"
+        if not update:
+            return "kept what was collected before; --update replaces it"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    target.write_bytes(found.content)
+    return "collected"
+
+
+def main_collect(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m grader collect", description=__doc__)
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="the returned files, unpacked or in zip files"
+    )
+    parser.add_argument("assignment", metavar="ASSIGNMENT")
+    parser.add_argument(
+        "--pattern", metavar="REGEX", help="finds the student in a file's path: (?P<student>…)"
+    )
+    parser.add_argument("--update", action="store_true", help="replace what was collected before")
+    parser.add_argument("--course-dir", type=Path, default=COURSE, help="default: grader/course")
+    args = parser.parse_args(argv)
+    if not args.folder.is_dir():
+        print(
+            f"collect: {args.folder} is not a folder; give the folder with the returned files",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        if args.pattern is not None and "student" not in re.compile(args.pattern).groupindex:
+            raise re.error("it has no group (?P<student>…)")
+    except re.error as error:
+        print(f"collect: --pattern {args.pattern!r}: {error}", file=sys.stderr)
+        return 2
+    rows = collect(
+        args.folder, args.assignment, args.course_dir.resolve(), pattern=args.pattern, update=args.update
+    )
+    width = max((len(row.student or "?") for row in rows), default=0)
+    for row in rows:
+        print(f"{(row.student or '?').ljust(width)}  {row.result}  ({shown(row.file)})")
+    taken = sum(row.result in ("collected", "already there") for row in rows)
+    print(f"{taken} submissions of {args.assignment}, {len(rows) - taken} other files")
+    return 0

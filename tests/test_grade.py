@@ -1,0 +1,268 @@
+"""`python -m grader grade` and `collect`: whole classes, broken, cut off, and again."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from broken_notebooks import CASES
+from nbgrader_course import ROOT, command
+
+from grader import farm, nbgrader_app
+from grader.collect import collect, student_of
+from grader.store import Store, key_of
+
+FAKE = {"DASK_DISTRIBUTED__WORKER__PRELOAD": json.dumps([str(ROOT / "tests" / "fake_judge.py")])}
+
+
+def grade(course, *arguments, **more):
+    return command("grader", "grade", "12-2", f"--course-dir={course.folder}", *arguments, **more)
+
+
+def rows_of(done):
+    assert done.returncode == 0, done.stderr
+    return {row["student"]: row for row in map(json.loads, done.stdout.splitlines())}
+
+
+def fill_class(course):
+    """Sixty submissions, more than half of them broken in as many ways; returns the scores that are due."""
+    due = {}
+    for case in CASES:
+        case.make(course.place(case.name), course.solution())
+        due[case.name] = 10 if case.outcome == "full" else 0
+    number = 0
+    while len(due) < 60:
+        points = number % 11
+        verdict = "pass 10" if points == 10 else f"fail {points}"
+        student = f"honest-{number:02}"
+        course.submit(
+            student, course.solution(lambda source, v=verdict, n=number: f"{source}\n# {n}\n# verdict: {v}")
+        )
+        due[student] = points
+        number += 1
+    return due
+
+
+def test_a_class_of_sixty_half_of_it_broken(course):
+    due = fill_class(course)
+    start = time.perf_counter()
+    done = grade(course, "--json", environment=FAKE)
+    rows = rows_of(done)
+    assert {student: row["score"] for student, row in rows.items()} == due
+    assert {student: row["status"] for student, row in rows.items()} == {
+        student: "pass" if points == 10 else "fail" for student, points in due.items()
+    }
+    assert all(row["reason"] for row in rows.values())
+    assert "60 submissions of 12-2 graded" in done.stderr
+    assert {student: grade["auto"] for student, grade in course.grades().items()} == due
+
+    # Twice changes nothing, and judges nothing.
+    before = {path: path.stat().st_mtime_ns for path in (course.folder / "autograded").rglob("*.ipynb")}
+    again = grade(course, "--json", environment={"DASK_DISTRIBUTED__WORKER__PRELOAD": "nothing.of.the.kind"})
+    assert rows_of(again) == rows
+    assert {
+        path: path.stat().st_mtime_ns for path in (course.folder / "autograded").rglob("*.ipynb")
+    } == before
+    assert time.perf_counter() - start < 200
+
+
+def test_killed_at_any_moment_and_going_on(course):
+    due = fill_class(course)
+    rng = random.Random(12)
+    arguments = [sys.executable, "-m", "grader", "grade", "12-2", f"--course-dir={course.folder}", "--json"]
+    for _ in range(5):
+        process = subprocess.Popen(
+            arguments,
+            cwd=ROOT / "grader",
+            env=os.environ | FAKE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(rng.uniform(1.5, 6))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        for path in (course.folder / "verdicts").rglob("*.json"):
+            json.loads(path.read_text())  # whole, or not there
+    rows = rows_of(grade(course, "--json", environment=FAKE))
+    assert {student: row["score"] for student, row in rows.items()} == due
+    assert {student: grade["auto"] for student, grade in course.grades().items()} == due
+
+
+def test_a_worker_that_dies_costs_one_row_only(course):
+    course.submit("alice")
+    course.submit("bomb", course.solution(lambda source: source + "\n# verdict: die"))
+    rows = rows_of(grade(course, "--json", environment=FAKE))
+    assert rows["alice"]["status"] == "pass"
+    assert rows["bomb"]["status"] == "error" and "worker died" in rows["bomb"]["reason"]
+
+
+def test_inconclusive_waits_for_a_person_and_can_be_retried(course, fake_judge, monkeypatch):
+    monkeypatch.setattr(farm, "compute", in_this_process)
+    course.submit("alice", course.solution(lambda source: source + "\n# verdict: inconclusive 0"))
+    [row] = farm.grade("12-2", course.folder, progress=False)
+    assert (row.status, row.score, row.manual_points) == ("inconclusive", 0, 14)
+    from grader import judging
+
+    real = judging.judge_answer
+    monkeypatch.setattr(
+        judging, "judge_answer", lambda slug, cells, **k: real(slug, ["# verdict: pass 10"], **k)
+    )
+    [row] = farm.grade("12-2", course.folder, progress=False)
+    assert row.status == "inconclusive"
+    [row] = farm.grade("12-2", course.folder, retry=True, progress=False)
+    assert (row.status, row.score) == ("pass", 10)
+
+
+def in_this_process(tasks, scheduler, workers, unsafe, wanted_class):
+    from grader.measure import perform
+    from grader.store import hardware_class
+
+    for task in tasks:
+        yield task, perform(task, unsafe), wanted_class or hardware_class()
+
+
+def test_a_scheduler_elsewhere_and_one_kind_of_machine(course):
+    from distributed import LocalCluster
+
+    course.submit("alice")
+    with LocalCluster(n_workers=1, threads_per_worker=1, memory_limit=0, dashboard_address=None) as cluster:
+        rows = rows_of(grade(course, "--json", "--scheduler", cluster.scheduler_address))
+        assert rows["alice"]["score"] == 10  # by the real judge, in that cluster
+        (course.folder / "verdicts" / "hardware.json").write_text('{"12-2": "an abacus"}')
+        refused = grade(course, "--scheduler", cluster.scheduler_address)
+    assert refused.returncode == 2 and "'an abacus'" in refused.stderr
+
+
+def test_locked_gradebook_loses_nothing(course, fake_judge, monkeypatch):
+    import sqlite3
+
+    monkeypatch.setattr(farm, "compute", in_this_process)
+    course.submit("alice")
+    lock = sqlite3.connect(course.folder / "gradebook.db", isolation_level=None)
+    lock.execute("BEGIN EXCLUSIVE")
+    try:
+        with pytest.raises(farm.GradingFailed, match="gradebook"):
+            farm.grade("12-2", course.folder, progress=False)
+    finally:
+        lock.close()
+    [row] = farm.grade("12-2", course.folder, progress=False)
+    assert row.score == 10
+
+
+def test_nothing_handed_in_and_no_such_assignment(course):
+    done = grade(course)
+    assert done.returncode == 0 and "0 submissions of 12-2" in done.stdout
+    done = command("grader", "grade", "12-9", f"--course-dir={course.folder}")
+    assert done.returncode == 2 and "python -m grader release 12-9" in done.stderr
+
+
+def test_verdicts_are_keyed_by_content(tmp_path):
+    keys = {
+        key_of("judge", "async-on-cpu", ["a"], "x", False),
+        key_of("judge", "async-on-cpu", ["a", ""], "x", False),
+        key_of("judge", "async-on-cpu", ["a"], "y", False),
+        key_of("judge", "async-on-cpu", ["a"], "x", True),
+        key_of("run", "async-on-cpu", ["a"], "x", False),
+        key_of("judge", "small-operations", ["a"], "x", False),
+    }
+    assert len(keys) == 6
+    store = Store(tmp_path)
+    assert store.get("ab12") is None
+    store.put("ab12", {"status": "pass", "message": "消息"})
+    assert Store(tmp_path).get("ab12") == {"status": "pass", "message": "消息"}
+
+
+def test_one_writer_at_a_time(course, fake_judge):
+    import fcntl
+    import threading
+
+    course.submit("alice")
+    with open(course.folder / ".grading.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread = threading.Thread(target=nbgrader_app.run, args=("autograde", ["12-2"], course.folder))
+        thread.start()
+        thread.join(2)
+        assert thread.is_alive() and course.grades() == {}
+    thread.join(30)
+    assert course.grades()["alice"]["auto"] == 10
+
+
+# ------------------------------------------------------------ collecting
+
+
+@pytest.mark.parametrize(
+    "path, student",
+    [
+        ("li_12345_12-2.ipynb", "li_12345"),
+        ("li_12345_12-2 (1).ipynb", "li_12345"),
+        ("li_12345_12-2-1.ipynb", "li_12345"),
+        ("Zoë Li_12345_assignsubmission_file_/12-2.ipynb", "Zoë Li_12345"),
+        ("zoe/12-2.ipynb", "zoe"),
+        ("submitted/zoe/12-2/12-2.ipynb", "zoe"),
+        ("张三_12-2.ipynb", "张三"),
+        ("zoe-12-2-Copy1.ipynb", "zoe"),
+        ("12-2.ipynb", None),
+        ("notes.txt", None),
+        ("a+b_12-2.ipynb", None),
+    ],
+)
+def test_whose_file_it_is(path, student):
+    assert student_of(path, "12-2") == student
+
+
+def test_own_pattern():
+    assert student_of("x/2026 zoe hw.ipynb", "12-2", r"\d+ (?P<student>\w+) hw") == "zoe"
+
+
+def test_collecting_a_downloaded_folder(course, tmp_path):
+    text = json.dumps(course.solution())
+    returned = tmp_path / "returned"
+    (returned / "carol_3_assignsubmission_file_").mkdir(parents=True)
+    (returned / "alice_1_12-2.ipynb").write_text("an early version")
+    (returned / "alice_1_12-2 (1).ipynb").write_text(text)
+    (returned / "carol_3_assignsubmission_file_" / "renamed.ipynb").write_text(text)
+    (returned / "dave_4_12-2.ipynb").symlink_to("/etc/passwd")
+    (returned / "12-2.ipynb").write_text(text)
+    (returned / "broken.zip").write_bytes(b"PK")
+    with zipfile.ZipFile(returned / "bob.zip", "w") as archive:
+        archive.writestr("12-2.ipynb", text)
+        archive.writestr("../../../evil_12-2.ipynb", text)
+        archive.writestr("__MACOSX/._12-2.ipynb", "x")
+    rows = collect(returned, "12-2", course.folder)
+    said = {row.file: (row.student, row.result) for row in rows}
+    assert said["alice_1_12-2 (1).ipynb"] == ("alice_1", "collected")
+    assert said["alice_1_12-2.ipynb"][1] == "left out: a later version was taken"
+    assert said["carol_3_assignsubmission_file_/renamed.ipynb"] == ("carol_3", "collected")
+    assert said["bob/12-2.ipynb"] == ("bob", "collected")
+    assert "points outside" in said["bob/../../../evil_12-2.ipynb"][1]
+    assert "symbolic link" in said["dave_4_12-2.ipynb"][1]
+    assert said["12-2.ipynb"][0] is None and "no student's name" in said["12-2.ipynb"][1]
+    assert "not a zip file" in said["broken.zip"][1]
+    assert {path.name for path in (course.folder / "submitted").iterdir()} == {"alice_1", "bob", "carol_3"}
+    assert not list(tmp_path.rglob("evil*"))
+    assert {row.result for row in collect(returned, "12-2", course.folder) if row.student == "bob"} >= {
+        "already there"
+    }
+    (returned / "alice_1_12-2 (2).ipynb").write_text("{}")
+    [row] = [row for row in collect(returned, "12-2", course.folder) if "(2)" in row.file]
+    assert "--update" in row.result
+    [row] = [row for row in collect(returned, "12-2", course.folder, update=True) if "(2)" in row.file]
+    assert row.result == "collected"
+
+
+def test_collect_command(course, tmp_path):
+    returned = tmp_path / "returned"
+    returned.mkdir()
+    (returned / "zoe_12-2.ipynb").write_text(json.dumps(course.solution()))
+    done = command("grader", "collect", str(returned), "12-2", f"--course-dir={course.folder}")
+    assert done.returncode == 0 and re.search(r"zoe +collected", done.stdout)
+    assert Path(course.folder / "submitted/zoe/12-2/12-2.ipynb").is_file()
+    assert command("grader", "collect", str(returned / "no"), "12-2").returncode == 2
+    assert command("grader", "collect", str(returned), "12-2", "--pattern", "(").returncode == 2

@@ -1,0 +1,348 @@
+"""nbgrader's own commands, with the course's settings: scores, feedback, exchange, formgrader's button."""
+
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from broken_notebooks import ANSWER, CASES, CHECK, DISCUSS, find
+from nbgrader_course import ROOT, command
+
+from grader import nbgrader_app
+from grader.measure import as_html, check_outputs, clean_outputs
+
+
+def marked(verdict):
+    return lambda source: f"{source}\n# verdict: {verdict}"
+
+
+def check_cell(notebook):
+    return find(notebook, CHECK)
+
+
+def autograde(course, *arguments):
+    return nbgrader_app.run("autograde", ["12-2", *arguments], course.folder)
+
+
+# ------------------------------------------------------------ scores
+
+
+@pytest.mark.parametrize(
+    "verdict, auto",
+    [("pass 10", 10), ("fail 0", 0), ("fail 3", 3), ("fail 0.5", 0.5), ("inconclusive 6", None)],
+)
+def test_gradebook_holds_exactly_the_verdicts_points(course, fake_judge, verdict, auto):
+    course.submit("alice", course.solution(marked(verdict)))
+    autograde(course)
+    grade = course.grades()["alice"]
+    assert grade["auto"] == auto
+    assert grade["manual"] is (auto is None)
+    assert grade["score"] == (auto or 0)  # the discussion waits for a person
+
+
+def test_neither_warnings_nor_errors_nor_numbers_in_the_students_output_count(course, fake_judge):
+    # The fake run prints to stderr, raises, and shows 1000.0 as a result in every cell.
+    course.submit("alice", course.solution(marked("fail 4")))
+    autograde(course)
+    assert course.grades()["alice"]["auto"] == 4
+    cell = find(course.graded("alice"), ANSWER)
+    assert {output["output_type"] for output in cell["outputs"]} == {"stream", "display_data", "error"}
+    assert "text/html" not in json.dumps(cell["outputs"])
+
+
+def test_points_follow_the_cell_where_an_instructor_changed_them(course, fake_judge):
+    outputs = check_outputs(
+        {
+            "status": "fail",
+            "points": 3,
+            "max_points": 10,
+            "message": "m\n\n消息",
+            "figure": None,
+            "evidence": {},
+        },
+        20,
+    )
+    assert outputs[-1].data["text/plain"] == "6.0"
+
+
+def test_every_broken_notebook_gets_a_grade_from_the_plain_command(course, fake_judge):
+    for case in CASES:
+        case.make(course.place(case.name), course.solution())
+    autograde(course)
+    grades = course.grades()
+    assert set(grades) == {case.name for case in CASES}
+    assert {case.name: grades[case.name]["auto"] for case in CASES} == {
+        case.name: 10 if case.outcome == "full" else 0 for case in CASES
+    }
+    for case in CASES:
+        shown = json.dumps(course.graded(case.name), ensure_ascii=False)
+        assert not case.says or case.says in shown
+    graded = course.folder / "autograded"
+    assert not any(path.is_symlink() for path in graded.rglob("*"))
+    assert not list(graded.rglob("torch.py")) and not list(graded.rglob("secret.txt"))
+
+
+def test_a_deleted_check_cell_does_not_stay_open_for_ever(course, fake_judge):
+    notebook = course.solution()
+    notebook["cells"].remove(find(notebook, CHECK))
+    course.submit("alice", notebook)
+    autograde(course)
+    assert course.grades()["alice"] == {"auto": 10, "manual": False, "score": 10, "late": 0}
+
+
+def test_strange_student_names(course, fake_judge):
+    names = ["Zoë 张三", "o'Brien & Söhne", "x" * 120, "a+b", "12345", 'quote"s']
+    for name in names:
+        course.submit(name)
+    course.submit("line\nbreak")
+    (course.folder / "submitted" / ".DS_Store").touch()
+    autograde(course)
+    grades = course.grades()
+    assert set(names) < set(grades) and len(grades) == len(names) + 1
+    assert all(grade["auto"] == 10 for grade in grades.values())
+
+
+def test_one_student_only(course, fake_judge):
+    course.submit("alice")
+    course.submit("bob")
+    autograde(course, "--student=bob")
+    assert set(course.grades()) == {"bob"}
+
+
+def test_the_judge_failing_stops_nobody_else(course, fake_judge):
+    course.submit("alice", course.solution(marked("raise")))
+    course.submit("bob")
+    with pytest.raises(nbgrader_app.NbgraderFailed, match="the judge itself failed"):
+        autograde(course)
+    assert course.grades()["bob"]["auto"] == 10
+    assert not (course.folder / "autograded" / "alice" / "12-2" / "12-2.ipynb").exists()
+
+
+# ------------------------------------------------------------ again and again
+
+
+def test_content_decides_what_is_graded_again(course, fake_judge, monkeypatch):
+    from grader import judging
+
+    asked = []
+    real = judging.judge_answer
+    monkeypatch.setattr(judging, "judge_answer", lambda *a, **k: asked.append(1) or real(*a, **k))
+    path = course.submit("alice", course.solution(marked("fail 2")))
+    (path.parent / "timestamp.txt").write_text("2026-06-01 12:00:00 UTC")
+    autograde(course)
+    autograde(course)
+    assert len(asked) == 1
+    # Handed in again, with an older time stamp or none: nbgrader alone would have skipped it.
+    path.write_text(json.dumps(course.solution(marked("fail 5"))))
+    (path.parent / "timestamp.txt").write_text("2026-05-01 12:00:00 UTC")
+    autograde(course)
+    assert course.grades()["alice"]["auto"] == 5
+    (path.parent / "timestamp.txt").unlink()
+    path.write_text(json.dumps(course.solution(marked("fail 7"))))
+    autograde(course)
+    assert course.grades()["alice"]["auto"] == 7 and len(asked) == 3
+
+
+def test_force_measures_again_only_what_was_inconclusive(course, fake_judge, monkeypatch):
+    from grader import judging
+
+    course.submit("alice", course.solution(marked("inconclusive 0")))
+    course.submit("bob", course.solution(marked("fail 1")))
+    autograde(course)
+    asked = []
+    real = judging.judge_answer
+    monkeypatch.setattr(
+        judging, "judge_answer", lambda slug, cells, **k: asked.append(cells) or real(slug, cells, **k)
+    )
+    autograde(course, "--force")
+    assert len(asked) == 1 and "inconclusive" in asked[0][0]
+
+
+def test_a_persons_grade_survives_autograding_again(course, fake_judge):
+    from nbgrader.api import Gradebook
+
+    course.submit("alice", course.solution(marked("inconclusive 0")))
+    autograde(course)
+    with Gradebook(f"sqlite:///{course.folder / 'gradebook.db'}", "computational-performance") as gradebook:
+        grade = gradebook.find_grade(CHECK, "12-2", "12-2", "alice")
+        grade.manual_score, grade.needs_manual_grade = 8, False
+        gradebook.db.commit()
+    autograde(course, "--force")
+    assert course.grades()["alice"]["score"] == 8
+
+
+def test_late_hand_in_is_told_from_the_time_stamp(course, fake_judge):
+    from nbgrader.api import Gradebook
+
+    with Gradebook(f"sqlite:///{course.folder / 'gradebook.db'}", "computational-performance") as gradebook:
+        gradebook.update_or_create_assignment("12-2", duedate="2026-05-01 12:00:00 UTC")
+    path = course.submit("alice")
+    (path.parent / "timestamp.txt").write_text("2026-05-01 12:01:00 UTC")
+    autograde(course)
+    assert course.grades()["alice"]["late"] == 60
+
+
+# ------------------------------------------------------------ feedback
+
+
+def test_feedback_shows_both_languages_the_picture_and_no_script(course, fake_judge):
+    notebook = course.solution(marked("fail 3"))
+    find(notebook, DISCUSS)["source"] = (
+        "<script>alert(3)</script> <img src=x onerror=alert(4)> [x](javascript:alert(5)) `<script>alert(6)</script>` "
+        "[x](<javascript:alert(7)>) [x][y] [y] [z](jav&#97;script:alert(8)) ![remote](http://example.org/seen.png)\n\n"
+        "[y]: javascript:alert(9)\n"
+    )
+    course.submit("alice", notebook)
+    autograde(course)
+    nbgrader_app.run("generate_feedback", ["12-2"], course.folder)
+    page = (course.folder / "feedback" / "alice" / "12-2" / "12-2.html").read_text()
+    assert "Measured 3, expected 10 &lt;b&gt;or more&lt;/b&gt;." in page and "测得 3，应为 10" in page
+    assert "data:image/png;base64,iVBORw0KGgo" in page
+    assert "(Score: 3.0 / 14.0)" in page
+    tags = re.findall(r"<[a-zA-Z][^<>]*>", page)
+    assert not [tag for tag in tags if re.search(r"onerror|onload|javascript:|<img.*seen.png", tag)]
+    assert [tag for tag in tags if tag.startswith("<script")] == [
+        tag for tag in tags if tag.startswith("<script") and "mathjax" in tag
+    ]
+
+
+def test_feedback_of_an_inconclusive_verdict_shows_the_evidence(course, fake_judge):
+    course.submit("alice", course.solution(marked("inconclusive 0")))
+    autograde(course)
+    nbgrader_app.run("generate_feedback", ["12-2"], course.folder)
+    page = (course.folder / "feedback" / "alice" / "12-2" / "12-2.html").read_text()
+    assert "Could not be decided 无法判定" in page and '"ratio": 1.05' in page
+
+
+def test_hostile_outputs_become_plain_ones():
+    hostile = [
+        {"output_type": "execute_result", "data": {"text/plain": "10.0"}, "execution_count": 1},
+        {
+            "output_type": "display_data",
+            "data": {"image/svg+xml": "<svg onload=alert(1)/>", "image/png": '"><script>'},
+        },
+        {"output_type": "display_data", "data": "no dict"},
+        {"output_type": "stream", "name": "<script>", "text": ["a", 3, "\ud83d"]},
+        {"output_type": "error", "ename": 3, "evalue": None, "traceback": "x"},
+        {"output_type": "update_display_data"},
+        {},
+    ]
+    cleaned = clean_outputs(hostile)
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell("1", outputs=nbformat.from_dict(cleaned))]
+    )
+    nbformat.validate(notebook)
+    assert [output["output_type"] for output in cleaned] == ["display_data", "stream", "error"]
+    assert "<script" not in nbformat.writes(notebook) and nbformat.writes(notebook).encode()
+    assert as_html("a\nb\n\n<b>") == "<p>a<br>b</p><p>&lt;b&gt;</p>"
+
+
+# ------------------------------------------------------------ what students get
+
+
+def test_released_notebook_has_stubs_and_no_solution(released_course):
+    released = released_course.notebook("release")
+    answer = "".join(find(released, ANSWER)["source"])
+    assert answer.count("raise NotImplementedError()") == 3 and "perf_counter" not in answer
+    assert "def measure(launch, wait):" in answer
+    text = json.dumps(released, ensure_ascii=False)
+    assert "Rubric" not in text and "参考答案" not in text and "SOLUTION" not in text
+    assert (
+        find(released, CHECK)["metadata"]["nbgrader"]["locked"]
+        and find(released, DISCUSS)["cell_type"] == "markdown"
+    )
+    compile(answer, "answer", "exec")
+    nbformat.validate(nbformat.from_dict(released))
+
+
+def test_release_is_the_same_twice(released_course, tmp_path):
+    from nbgrader_course import make
+
+    again = make(tmp_path / "again")
+    assert again.notebook("release") == released_course.notebook("release")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "solutions").glob("*.md")), ids=lambda path: path.stem)
+def test_every_assignment_is_complete(path):
+    """Each exercise of an assignment: prompt in both languages, answer cell, check with the judge's points."""
+    from importlib import import_module
+
+    from grader.course_files import source_notebook, split_grade_id
+
+    notebook = source_notebook(path)
+    roles = {}
+    for cell in notebook.cells:
+        if "nbgrader" in cell.metadata:
+            slug, role = split_grade_id(cell.metadata.nbgrader["grade_id"])
+            roles.setdefault(slug, {})[role] = cell
+    assert roles
+    prompts = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    for slug, cells in roles.items():
+        assert f"`{slug}" in prompts
+        if set(cells) == {"discuss"}:
+            continue
+        assert "check" in cells and any(role.startswith("answer") for role in cells), slug
+        exercise = import_module(f"perflab.exercises.{slug.replace('-', '_')}")
+        assert cells["check"].metadata.nbgrader["points"] == exercise.MAX_POINTS
+        assert f'perflab.check("{slug}"' in cells["check"].source
+        answer = "\n".join(cell.source for role, cell in cells.items() if role.startswith("answer"))
+        assert all(name in answer for name in exercise.ENTRY_POINTS)
+        assert all(name in prompts for name in exercise.ENTRY_POINTS)
+
+
+# ------------------------------------------------------------ the commands themselves
+
+
+def test_plain_commands_from_release_to_feedback(course):
+    """The documented commands, in the folder the README names, with the real judge and sandbox."""
+    course.submit("right")
+    course.submit("wrong", course.solution(lambda source: source.replace("        wait()\n", "")))
+    (course.place("corrupt") / "12-2.ipynb").write_text("{")
+    where = f"--course-dir={course.folder}"
+    for arguments in (
+        ["generate_assignment", "12-2", "--force"],
+        ["autograde", "12-2"],
+        ["generate_feedback", "12-2"],
+    ):
+        done = command("nbgrader", *arguments, where)
+        assert done.returncode == 0, done.stderr
+        assert "SAWarning" not in done.stderr
+    grades = course.grades()
+    assert grades["right"]["auto"] == 10 and grades["corrupt"]["auto"] == 0
+    assert 0 <= grades["wrong"]["auto"] < 10
+    for student in grades:
+        assert (course.folder / "feedback" / student / "12-2" / "12-2.html").is_file()
+
+
+def test_exchange_there_and_back(course, tmp_path):
+    """release_assignment → fetch_assignment → submit → collect, each as its user calls it."""
+    exchange = tmp_path / "exchange"
+    exchange.mkdir()
+    exchange.chmod(0o777)
+    home = {"COURSE_EXCHANGE": str(exchange)}
+    where = f"--course-dir={course.folder}"
+    assert command("nbgrader", "release_assignment", "12-2", where, environment=home).returncode == 0
+    student = tmp_path / "student"
+    student.mkdir()
+    options = [f"--Exchange.root={exchange}", "--course=computational-performance"]
+    cached = f"--Exchange.cache={tmp_path / 'cache'}"
+    fetch = command("nbgrader", "fetch_assignment", "12-2", *options, f"--Exchange.assignment_dir={student}")
+    assert fetch.returncode == 0, fetch.stderr
+    path = student / "12-2" / "12-2.ipynb"
+    assert json.loads(path.read_text())["cells"] == course.notebook("release")["cells"]
+    path.write_text(json.dumps(course.solution()))
+    hand_in = command(
+        "nbgrader",
+        "submit",
+        "12-2",
+        *options,
+        cached,
+        f"--Exchange.assignment_dir={student}",
+        "--student=zoe",
+    )
+    assert hand_in.returncode == 0, hand_in.stderr
+    collected = command("nbgrader", "collect", "12-2", where, environment=home)
+    assert collected.returncode == 0, collected.stderr
+    assert (course.folder / "submitted" / "zoe" / "12-2" / "12-2.ipynb").is_file()
+    assert Path(course.folder / "submitted" / "zoe" / "12-2" / "timestamp.txt").is_file()
