@@ -31,7 +31,7 @@ class Processes:
     def __init__(self, jobs: Mapping[Hashable, Callable[[], object]], prepare: Callable[[Hashable], None]):
         self.pipes: dict[Hashable, socket.socket] = {}
         self.pids: dict[Hashable, int] = {}
-        self.killed: set[Hashable] = set()
+        self.killed: list[Hashable] = []
         self.replies: dict[Hashable, dict] = {}
         try:
             for name, job in jobs.items():
@@ -49,7 +49,7 @@ class Processes:
 
     def kill(self, name) -> None:
         """SIGKILL; that it gives no reply is then no error."""
-        self.killed.add(name)
+        self.killed.append(name)
         os.kill(self.pids[name], signal.SIGKILL)
 
     def start(self, timeout_s: float) -> None:
@@ -58,12 +58,16 @@ class Processes:
         for name, pipe in self.pipes.items():
             pipe.settimeout(max(0.01, deadline - time.monotonic()))
             try:
-                ready = pipe.recv(1)
+                said = pipe.recv(1)
+                if said not in (b"r", b""):
+                    while more := pipe.recv(1 << 16):
+                        said += more
             except TimeoutError:
-                ready = b""
+                said = b""
             pipe.settimeout(None)
-            if ready != b"r":
-                raise RuntimeError(f"the process of {name} did not start")
+            if said != b"r":
+                why = pickle.loads(said)["error"] if said else "no reason was given"
+                raise RuntimeError(f"the process of {name} did not start: {why}")
         for pipe in self.pipes.values():
             with contextlib.suppress(BrokenPipeError):
                 pipe.sendall(b"g")
@@ -94,12 +98,16 @@ class Processes:
             for fd in readable:
                 if fd in also:
                     also[fd]()
+            for fd in readable:
+                if fd in also:
                     continue
                 name = open_pipes[fd]
                 data = self.pipes[name].recv(1 << 20)
                 received[name] += data
                 if not data:
                     del open_pipes[fd]
+        for call in also.values():
+            call()  # what happened just before the last process ended
         for name, data in received.items():
             if name in self.killed:
                 continue

@@ -825,6 +825,7 @@ def run(
             with Processes(jobs, prepare) as processes:
                 for rank in ranks:
                     wires.hand_over(rank)
+                wires.counts()  # answered only when the forwarder is up: its start is nobody's time
                 processes.start(timeout_s)
                 # The ranks' own time-outs say more than this one, so they come first.
                 processes.collect(timeout_s + 5)

@@ -155,13 +155,14 @@ class Wires:
         """Breaks the wire between two nodes, at once."""
         self._ask("cut", a=self.names.index(a), b=self.names.index(b))
 
-    def arm(self, do: str, *, source, to, message: int, fraction: float = 0.0, node=None, for_s: float = 0.0) -> None:
+    def arm(self, do: str, *, source, to, message: int, fraction: float = 0.0, node=None, for_s: float = 0.0, label=None
+    ) -> None:
         """Does something when a chosen byte is about to pass.
 
         do: "kill" (the node `node`), "cut" (the wire between `source` and `to`) or "pause" (hold every wire of
         `node` for `for_s` seconds). The moment: `message` counts the messages from `source` to `to` from 0;
         `fraction` 0 is before its first byte, 0.5 in the middle, 1 after its last byte was delivered.
-        When it happens `event` returns {"did": do, "at_s": …}.
+        When it happens `event` returns {"did": do, "label": label, "at_s": …} (label: any JSON value).
         """
         if do not in ("kill", "cut", "pause"):
             raise ValueError(f'do must be "kill", "cut" or "pause", not {do!r}')
@@ -175,6 +176,7 @@ class Wires:
             fraction=fraction,
             node=None if node is None else self.names.index(node),
             for_s=for_s,
+            label=label,
         )
 
     def counts(self, *, reset: bool = False) -> dict:
@@ -192,11 +194,14 @@ class Wires:
         """The next thing that an `arm` did, waiting for it at most timeout_s; None if there was none."""
         deadline = time.monotonic() + timeout_s
         while not self._events:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._control], [], [], left)[0]:
+            if not select.select([self._control], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 return None
             self._read_lines()
         return self._events.popleft()
+
+    def fileno(self) -> int:
+        """Readable when `event` may have something to return."""
+        return self._control.fileno()
 
     def close(self) -> None:
         self._control.close()
@@ -556,6 +561,8 @@ class _Forwarder:
                     line.free_s = max(line.free_s, now - line.latency)
 
     def spring(self, trap: dict, line: _Line, now: float) -> None:
+        # Told first: whoever sees a wire close finds the reason waiting.
+        self.tell({"did": trap["do"], "label": trap["label"], "at_s": now})
         if trap["do"] == "kill":
             self.kill(trap["node"])
         elif trap["do"] == "cut":
@@ -563,7 +570,6 @@ class _Forwarder:
         else:
             self.change_holds([trap["node"]], +1)
             self.set_alarm(now + trap["for_s"], [trap["node"]])
-        self.tell({"did": trap["do"], "at_s": now, "message": trap["message"], "fraction": trap["fraction"]})
 
     def kill(self, node: int) -> None:
         for line in self.lines:
