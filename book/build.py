@@ -26,6 +26,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import yaml
@@ -155,8 +156,7 @@ def execute_pages(book: Book, force: bool) -> None:
             record = None if force else cache.match_cache_notebook(notebook)
         except KeyError:
             record = None
-        # A record without a machine is Sphinx's own: a page that was edited between this step and Sphinx's.
-        if record is None or "machine" not in record.data:
+        if record is None:
             print(f"book: executing {page} …", end="", flush=True)
             executed, facts = _execute(notebook, source, book)
             print(f" {facts['execution_seconds']:.0f} s", flush=True)
@@ -196,6 +196,7 @@ def _execute(notebook, source: Path, book: Book):
             notebook,
             timeout=book.config.get("execute", {}).get("timeout", 600),
             kernel_name="python3",
+            record_timing=False,  # it is metadata of the cells, by which the cache would no longer know them
             allow_errors=True,  # so that the error is in the notebook, where we can say which cell it was
             resources={"metadata": {"path": folder}},
         )
@@ -433,12 +434,16 @@ def build(book: Book, force: bool = False) -> None:
             raise BuildError(report)
         print(f"book: {report}", file=sys.stderr)
     rendered = {edition: book.work / "out" / edition / "html" for edition in EDITIONS}
-    for edition, out in rendered.items():
+
+    def render(edition: str) -> None:
         if force:
             shutil.rmtree(book.work / "doctrees" / f"{edition}-html", ignore_errors=True)
-        shutil.rmtree(out, ignore_errors=True)  # a page that is no longer in the book
-        sphinx(book, edition, builder="html", out=out)
-        publish_notebooks(book, edition, out / "notebooks")
+        shutil.rmtree(rendered[edition], ignore_errors=True)  # a page that is no longer in the book
+        sphinx(book, edition, builder="html", out=rendered[edition])
+        publish_notebooks(book, edition, rendered[edition] / "notebooks")
+
+    with ThreadPoolExecutor() as pool:  # nothing is timed any more
+        list(pool.map(render, EDITIONS))
     # Only a complete site takes the place of the old one.
     book.site.mkdir(parents=True, exist_ok=True)
     for edition, out in rendered.items():

@@ -12,6 +12,8 @@ from html import escape
 from pathlib import Path
 
 from docutils import nodes
+from myst_nb.core.execute import cache as myst_nb_cache
+from sphinx.errors import ExtensionError
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
@@ -41,6 +43,11 @@ TEXT = {
         "exercises_note": "下载后用 JupyterLab 打开，完成后提交同一个文件。",
     },
 }
+
+
+def refuse_to_execute(*args, **kwargs):
+    """Takes the place of MyST-NB's execution: book/build.py alone executes, once, in its kernel, with a record."""
+    raise ExtensionError("a page is not in the execution cache: was it edited during this build? Build again.")
 
 
 def execution_record(app, page: str) -> dict | None:
@@ -122,6 +129,7 @@ class StudentNotebook(SphinxDirective):
 def setup(app):
     app.add_config_value("book_executed", "", "env", str)
     app.add_config_value("book_student_notebooks", "", "env", str)
+    myst_nb_cache.single_nb_execution = refuse_to_execute
     app.add_directive("student-notebook", StudentNotebook)
     app.connect("doctree-resolved", say_where_executed)
     app.connect("html-page-context", add_page_tools)
