@@ -75,7 +75,7 @@ def test_no_environment_of_the_judge(launcher, monkeypatch):
     monkeypatch.setenv("GRADER_SECRET", "swordfish")
     found = inside(launcher, attempt("[dict(os.environ), open('/proc/self/environ').read()]"))
     assert "swordfish" not in str(found)
-    allowed = {"PATH", "LANG", "HOME", "TMPDIR", "MPLBACKEND", "PERFLAB_AUTOGRADE", "PYTHONDONTWRITEBYTECODE",
+    allowed = {"PATH", "LANG", "USER", "HOME", "TMPDIR", "MPLBACKEND", "PERFLAB_AUTOGRADE", "PYTHONDONTWRITEBYTECODE",
                "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"}  # fmt: skip
     assert set(found[0]) <= allowed
 

@@ -34,7 +34,6 @@ import numpy as np
 from perflab import bench, exercises, machine
 from perflab.launch import RAISED_PRIORITY, AnswerFailed, Finished, Host, Launcher, may_raise_priority
 
-STATUSES = ("pass", "fail", "inconclusive")
 # How long the judge asks nothing, before and after it compares, to see whether the answer computes all the same.
 IDLE_CHECK_S = 0.1
 
@@ -238,8 +237,8 @@ class Session:
         found = bench.paired_ratio(reference, counted, threshold, max_s=max_s, rng=self.order())
         time.sleep(IDLE_CHECK_S)
         total_s = used_s() - before_s
-        threads = max((h.threads for h in self._answers), default=1)
-        if total_s > 1.1 * threads * spent_s + 0.5 * IDLE_CHECK_S:
+        cores = max((h.cores for h in self._answers), default=1)
+        if total_s > 1.1 * cores * spent_s + 0.5 * IDLE_CHECK_S:
             raise AnswerFailed(
                 "protocol",
                 f"Your code used {total_s:.2g} s of CPU time although its calls took {spent_s:.2g} s: something kept running"

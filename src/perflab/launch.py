@@ -187,6 +187,7 @@ class Launcher:
             os.close(output_in)
             os.close(status_in)
         host = Host(ours, output, status, box, None if box else directory, limits, threads)
+        host.cores = len(cpus) if cpus else os.cpu_count() or 1
         host._begin()
         return host
 
@@ -214,6 +215,7 @@ def _base_environ(threads: int) -> dict[str, str]:
     return {
         "PATH": os.pathsep.join([os.path.dirname(sys.executable), "/usr/local/bin", "/usr/bin", "/bin"]),
         "LANG": "C.UTF-8",
+        "USER": "answer",
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "OPENBLAS_NUM_THREADS": str(threads),
@@ -236,6 +238,7 @@ class Host:
         self._printed_bytes = 0
         self._functions: dict[int, object] = {}
         self._numbers = 0
+        self.cores = 1  # that it may run on
         self.pid: int | None = None
         self.closed = False
 
