@@ -1,0 +1,35 @@
+# Starts the transfers and does not wait for them. Expect: elements are wrong
+import torch
+import torch.distributed as dist
+
+
+def all_reduce(tensor, rank, world):
+    if world == 1:
+        return
+    right, left = (rank + 1) % world, (rank - 1) % world
+    half = tensor.numel() // 2
+    # (part of the tensor, to whom, from whom, +1 when it travels to the right, tag)
+    ways = [(tensor[:half], right, left, 1, 0), (tensor[half:], left, right, -1, 1)]
+    chunks = [part.tensor_split(world) for part, *_ in ways]
+    buffers = [torch.empty_like(c[0]) for c in chunks]
+
+    def exchange(send, recv):
+        """One step both ways: send[i] and recv[i] are the chunk sent and the buffer filled on way i."""
+        operations = []
+        for i, (_, to, source, _, tag) in enumerate(ways):
+            operations.append(dist.P2POp(dist.irecv, recv[i], source, tag=tag))
+            operations.append(dist.P2POp(dist.isend, send[i], to, tag=tag))
+        for work in dist.batch_isend_irecv(operations):
+            pass
+
+    for step in range(world - 1):  # reduce-scatter: chunk after chunk collects its sum
+        send = [c[(rank - d * step) % world] for c, (*_, d, _) in zip(chunks, ways)]
+        into = [c[(rank - d * (step + 1)) % world] for c, (*_, d, _) in zip(chunks, ways)]
+        got = [b[: x.numel()] for b, x in zip(buffers, into)]
+        exchange(send, got)
+        for x, g in zip(into, got):
+            x += g
+    for step in range(world - 1):  # all-gather: the finished chunks go round
+        send = [c[(rank + d * (1 - step)) % world] for c, (*_, d, _) in zip(chunks, ways)]
+        into = [c[(rank - d * step) % world] for c, (*_, d, _) in zip(chunks, ways)]
+        exchange(send, into)
