@@ -36,12 +36,13 @@ def join(rank, world, peers, timeout_s, collectives):
 class Group:
     """`world` ranks that run the answer (or, with `source`, the judge's own code) with links between `pairs`.
 
-    collectives: those that may be used. Close it, or use it as a context manager.
+    collectives: those that may be used. group: False for no process group. pinned: all on the session's measured core, so
+    that the wires have another to themselves; False where nothing is timed. Close it, or use it as a context manager.
     """
 
     def __init__(
         self, session: Session, world: int, *, bandwidth_bytes_per_s: float | None, latency_s: float = 0.0, pairs=None,
-        collectives=(), source: str | None = None, helpers: str = "", group: bool = True,
+        collectives=(), source: str | None = None, helpers: str = "", group: bool = True, pinned: bool = True,
     ):  # fmt: skip
         self.world = world
         self.wires = Wires(
@@ -54,7 +55,8 @@ class Group:
                 ends, lanes = self.wires.ends(rank), self.wires.lanes(rank)
                 fds = {f"wire-{peer}": end.fileno() for peer, end in ends.items()}
                 fds |= {f"lane-{peer}": lane.fileno() for peer, lane in lanes.items()}
-                host = session.answer(fds=fds) if source is None else session.trusted(source, fds=fds)
+                options = {"fds": fds} if pinned else {"fds": fds, "cpus": None}
+                host = session.answer(**options) if source is None else session.trusted(source, **options)
                 self.hosts.append(host)
                 self.wires.hand_over(rank)
                 host.define(_JOIN + helpers)

@@ -223,7 +223,8 @@ def _sum_hint(inputs, result, total, rank) -> tuple[str, str]:
         return "The tensor was left as it was.", "张量没有被改动。"
     if world > 1 and np.allclose(result.astype(np.float64) * world, total, rtol=1e-4):
         return "That is the mean; the sum is asked for.", "这是平均值，题目要的是总和。"
-    if inputs[0].dtype == np.int64 and np.array_equal(result, total.astype(np.float32).astype(np.int64)):
+    magnitude = np.sum(np.abs(inputs), axis=0, dtype=np.float64)
+    if inputs[0].dtype == np.int64 and (np.abs((result - total).astype(np.float64)) <= 1e-6 * magnitude).all():
         return "Numbers of 2⁴⁰ don't survive a float32: keep the tensor's dtype.", "2⁴⁰ 大小的整数放不进 float32：请保持张量原来的 dtype。"
     if len(total) and len(total) % world:
         return (

@@ -452,7 +452,8 @@ class Curve:
 
 def _judge_here(session, host, parts, evidence) -> bytes:
     sizes, order = sizes_here(session.rng), session.order()
-    probe = session.trusted(PROBE)
+    probe = session.trusted("")
+    probe.define(PROBE)
     probe.call("$probe", np.frombuffer(c.probe_library("cache_size_probe.c"), np.uint8), inference=False)
     probe.call("$prepare", sizes, int(session.rng.integers(1 << 31)), timeout_s=60, inference=False)
 

@@ -91,7 +91,8 @@ def deviation(value, expected: np.ndarray) -> float:
             f"`run_chains` must return a float32 tensor of shape {shape}; it returned {got}.",
             f"`run_chains` 必须返回形状为 {shape} 的 float32 张量；实际返回的是 {got}。",
         )
-    error = np.abs(value.array - expected).max(initial=0) / max(np.abs(expected).max(initial=0), 1e-30)
+    with np.errstate(all="ignore"):
+        error = np.abs(value.array - expected).max(initial=0) / max(np.abs(expected).max(initial=0), 1e-30)
     return float("inf") if np.isnan(error) else float(error)
 
 
