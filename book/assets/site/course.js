@@ -5,5 +5,5 @@ document.addEventListener("DOMContentLoaded", () => {
   if (other) other.addEventListener("click", () => { other.hash = location.hash; other.search = location.search; });
 });
 // Search results quote each page by fetching it, which a browser refuses to do from file://.
-if (location.protocol === "file:" && window.DOCUMENTATION_OPTIONS !== undefined)
+if (location.protocol === "file:" && typeof DOCUMENTATION_OPTIONS !== "undefined")
   DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
