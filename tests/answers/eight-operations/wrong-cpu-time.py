@@ -1,0 +1,27 @@
+# CPU time: the device works, this process waits. Expect: in wall-clock time
+import time
+from statistics import median
+
+import torch
+
+
+def took(f, *args):
+    start = time.process_time()
+    f(*args)
+    return time.process_time() - start
+
+
+def concurrency(run_one, run_all, n):
+    run_one(0)
+    alone = [median(took(run_one, i) for _ in range(3)) for i in range(n)]
+    return max(sum(alone), 1e-9) / max(median(took(run_all) for _ in range(3)), 1e-9)
+
+
+def torch_concurrency():
+    a = torch.randn(8, 512, 512)
+
+    def run_all():
+        for i in range(8):
+            torch.mm(a[i], a[i])
+
+    return concurrency(lambda i: torch.mm(a[i], a[i]), run_all, 8)

@@ -1,0 +1,27 @@
+# Products in float64. Expect: torch's profiler saw 0
+import time
+from statistics import median
+
+import torch
+
+
+def took(f, *args):
+    start = time.perf_counter()
+    f(*args)
+    return time.perf_counter() - start
+
+
+def concurrency(run_one, run_all, n):
+    run_one(0)
+    alone = [median(took(run_one, i) for _ in range(3)) for i in range(n)]
+    return sum(alone) / median(took(run_all) for _ in range(3))
+
+
+def torch_concurrency():
+    a = torch.randn(8, 512, 512, dtype=torch.float64)
+
+    def run_all():
+        for i in range(8):
+            torch.mm(a[i], a[i])
+
+    return concurrency(lambda i: torch.mm(a[i], a[i]), run_all, 8)

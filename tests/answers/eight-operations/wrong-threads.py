@@ -1,0 +1,28 @@
+# Issues the eight products from eight threads. Expect: issue all from one
+import time
+from concurrent.futures import ThreadPoolExecutor
+from statistics import median
+
+import torch
+
+
+def took(f, *args):
+    start = time.perf_counter()
+    f(*args)
+    return time.perf_counter() - start
+
+
+def concurrency(run_one, run_all, n):
+    run_one(0)
+    alone = [median(took(run_one, i) for _ in range(3)) for i in range(n)]
+    return sum(alone) / median(took(run_all) for _ in range(3))
+
+
+def torch_concurrency():
+    a = torch.randn(8, 512, 512)
+
+    def run_all():
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda i: torch.mm(a[i], a[i]), range(8)))
+
+    return concurrency(lambda i: torch.mm(a[i], a[i]), run_all, 8)
