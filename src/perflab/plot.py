@@ -343,6 +343,10 @@ class BookImages:
         for css_class, version in versions.items():
             (node,) = renderer.render_image(dataclasses.replace(data, content=version, output_metadata={}))
             node["alt"], node["classes"] = extra["alt"], [*node["classes"], css_class]
-            node["loading"] = "lazy"
+            if len(versions) > 1:
+                # Of the two the browser shall fetch the one it shows, and reserve its place on the page until
+                # then. docutils copies `height` into the style as it is; it has no attribute for a ratio.
+                width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', version).groups()
+                node["loading"], node["height"] = "lazy", f"auto; aspect-ratio: {width} / {height}"
             nodes.append(node)
         return nodes
