@@ -101,5 +101,5 @@ def _control(w, name: tuple[str, str], values: list):
         description=bilingual(*(html.escape(text) for text in name)),
         description_allow_html=True,
         style={"description_width": "auto"},
-        layout=w.Layout(width="auto", min_width="15em", max_width="100%", margin="2px 1.5em 2px 0"),
+        layout=w.Layout(width="auto", min_width="22em" if numbers else "15em", max_width="100%", margin="2px 1.5em 2px 0"),
     )
