@@ -47,6 +47,27 @@ EDITIONS = {
     },
 }
 
+# The theme's own Chinese lacks these: titles and labels of its buttons.
+INTERFACE_ZH = {
+    "Color mode": "明暗模式",
+    "Dark": "暗色",
+    "Light": "亮色",
+    "Link to this code": "代码链接",
+    "Link to this definition": "定义链接",
+    "Link to this equation": "公式链接",
+    "Link to this heading": "本节链接",
+    "Link to this image": "图片链接",
+    "Link to this table": "表格链接",
+    "Link to this term": "术语链接",
+    "Main": "主要区域",
+    "Page": "本页",
+    "Search...": "搜索…",
+    "System Settings": "跟随系统",
+    "Toggle hidden content": "展开或收起",
+    "Toggle primary sidebar": "展开或收起全书目录",
+    "Toggle secondary sidebar": "展开或收起本页目录",
+}
+
 # Chapters time things: what runs in parallel is what a page asks for, on every machine alike.
 KERNEL_ENV = {
     name: "1"
@@ -404,6 +425,16 @@ def _run(command: list[str], failure: str, cwd: Path | None = None, quiet: bool 
         print(said, file=sys.stderr)
 
 
+def finish(page: Path, edition: str) -> None:
+    """Correct in a rendered page what no setting of the theme can."""
+    # Without JavaScript nothing turns the theme's "auto" into one of the two themes that have colours.
+    text = page.read_text("utf8").replace('data-theme="auto"', 'data-theme="light"', 1)
+    if edition == "zh":
+        label = re.compile(r'\b(title|aria-label|placeholder)="([^"]+)"')
+        text = label.sub(lambda m: f'{m[1]}="{INTERFACE_ZH.get(m[2], m[2])}"', text)
+    page.write_text(text, "utf8")
+
+
 def publish_notebooks(book: Book, edition: str, folder: Path) -> None:
     """The pages and the students' notebooks, to download."""
     from notebooks import page_notebook
@@ -440,6 +471,8 @@ def build(book: Book, force: bool = False) -> None:
             shutil.rmtree(book.work / "doctrees" / f"{edition}-html", ignore_errors=True)
         shutil.rmtree(rendered[edition], ignore_errors=True)  # a page that is no longer in the book
         sphinx(book, edition, builder="html", out=rendered[edition])
+        for page in rendered[edition].glob("*.html"):
+            finish(page, edition)
         publish_notebooks(book, edition, rendered[edition] / "notebooks")
 
     with ThreadPoolExecutor() as pool:  # nothing is timed any more

@@ -158,6 +158,22 @@ def test_nothing_is_wider_than_a_phone(browser, server, pages, edition):
             assert page.evaluate("document.documentElement.scrollWidth") <= 390, f"{edition}/{name}"
 
 
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_menus_work_on_a_phone(browser, server, edition):
+    with tab(browser, width=390, has_touch=True) as page:
+        page.goto(f"{server}/{edition}/about-this-machine.html")
+        link = page.locator(".bd-sidebar-primary a[href='glossary.html'], #pst-primary-sidebar-modal a[href='glossary.html']")
+        assert not link.first.is_visible()
+        page.locator("button.primary-toggle:visible").click()
+        link.first.click()
+        page.wait_for_url("**/glossary.html")
+        page.locator("button.search-button:visible").first.click()
+        page.keyboard.type("roofline")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/search.html?q=roofline*")
+        assert page.troubles == []
+
+
 # Contrast as WCAG 2 defines it, of an element's text against the first opaque background behind it.
 CONTRAST = """
 element => {
@@ -372,6 +388,13 @@ def test_notebooks_to_download_are_plain_and_complete(site):
         else:  # an assignment: what a student gets
             text = path.read_text("utf8")
             assert "BEGIN SOLUTION" not in text and "raise NotImplementedError" in text, where
+
+
+def test_chinese_pages_name_their_buttons_in_chinese(site):
+    own_language = {"English", "This page in English", ".ipynb"}
+    for path in (site / "zh").glob("*.html"):
+        labels = re.findall(r'\b(?:title|aria-label|placeholder)="([^"]+)"', path.read_text("utf8"))
+        assert [text for text in labels if text.isascii() and text not in own_language] == [], path.name
 
 
 def test_settings_are_those_of_a_book_that_asks_nothing_of_others():
