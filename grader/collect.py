@@ -22,7 +22,7 @@ from grader.course_files import COURSE
 from grader.intake import MAX_FILE_BYTES, Unreadable, read_limited, shown
 
 MAX_ARCHIVE_BYTES = 2_000_000_000  # unpacked, all members together
-IGNORED = re.compile(r"(^|/)(\.|__MACOSX/)")  # hidden files, and the Mac's shadows of files
+IGNORED = re.compile(r"(^|/)(\.(?!\.?/)|__MACOSX/)")  # hidden files, and the Mac's shadows of files
 
 
 @dataclass

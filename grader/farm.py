@@ -22,6 +22,7 @@ from grader.course_files import COURSE, released_by_instructor
 from grader.measure import Task, perform, tasks_of
 from grader.rebuild import grade_id_of, read_notebook, rebuild, submission_from
 from grader.store import Store, hardware_class
+from perflab.launch import SandboxError
 
 
 @dataclass
@@ -59,19 +60,21 @@ def needed_tasks(course: Path, assignment: str, student: str = "*") -> dict[Task
 
 def compute(
     tasks: list[Task], scheduler: str | None, workers: int, unsafe: bool, wanted_class: str | None
-) -> Iterator[tuple[Task, dict | None, str]]:
-    """(task, record or None, hardware class) as they are finished; None where a worker died over it.
+) -> Iterator[tuple[Task, dict | str, str]]:
+    """(task, record, hardware class) as they are finished; for a record, a sentence where there could be none.
 
     scheduler: the address of a Dask scheduler whose workers have this project installed; None: a cluster of
     `workers` processes on this machine. Of several kinds of machine only one is used: `wanted_class`, or the most numerous.
     """
     import dask
-    from distributed import Client, LocalCluster, as_completed
+    from distributed import Client, KilledWorker, LocalCluster, as_completed
+    from distributed.comm.addressing import get_address_host
 
     if scheduler is None:
-        # Answers are limited by their sandbox; Dask's own limit would kill the judge instead of the answer.
+        # A worker may start processes, and an answer over which one died is tried once more, not three times.
+        # Answers are limited by their sandbox; Dask's own memory limit would kill the judge instead.
         with dask.config.set(
-            {"distributed.worker.daemon": False, "distributed.admin.large-graph-warning-threshold": "1GB"}
+            {"distributed.worker.daemon": False, "distributed.scheduler.allowed-failures": 1}
         ):
             cluster = LocalCluster(
                 n_workers=workers, threads_per_worker=1, memory_limit=0, dashboard_address=None
@@ -82,7 +85,8 @@ def compute(
         with Client(cluster if cluster is not None else scheduler, timeout=30) as client:
             kinds: dict[str, list[str]] = {}
             for address, kind in client.run(hardware_class).items():
-                kinds.setdefault(kind, []).append(address)
+                # By host, not by address: a worker that died comes back with another port.
+                kinds.setdefault(kind, []).append(get_address_host(address))
             if not kinds:
                 raise GradingFailed(f"the scheduler {scheduler} has no workers; start some and grade again")
             kind = wanted_class or max(kinds, key=lambda name: len(kinds[name]))
@@ -92,14 +96,19 @@ def compute(
                     "Add such a worker, or delete verdicts/hardware.json to judge all answers anew elsewhere."
                 )
             futures = {
-                client.submit(perform, task, unsafe, pure=False, workers=kinds[kind], retries=0): task
+                client.submit(perform, task, unsafe, pure=False, workers=sorted(set(kinds[kind]))): task
                 for task in tasks
             }
             for future in as_completed(futures):
                 error = future.exception() if future.status == "error" else None
-                if error is not None and "SandboxError" in type(error).__name__:
+                if isinstance(error, SandboxError):
                     raise GradingFailed(str(error))
-                yield futures[future], (future.result() if error is None else None), kind
+                if isinstance(error, KilledWorker):
+                    yield futures[future], "a worker died over this answer", kind
+                elif error is not None:
+                    yield futures[future], f"the judge failed: {type(error).__name__}: {error}", kind
+                else:
+                    yield futures[future], future.result(), kind
     finally:
         if cluster is not None:
             cluster.close()
@@ -163,7 +172,7 @@ def grade(
         return record is None or (retry and record.get("status") == "inconclusive")
 
     open_tasks = [task for task in needed if is_open(task)]
-    died: set[Task] = set()
+    trouble: dict[str, str] = {}  # student → why the grader itself failed
     if open_tasks:
         from tqdm import tqdm
 
@@ -176,9 +185,10 @@ def grade(
             file=sys.stderr,
         )
         with bar:
-            for task, record, kind in compute(open_tasks, scheduler, workers, unsafe, kind):
-                if record is None:
-                    died.add(task)
+            for task, record, found in compute(open_tasks, scheduler, workers, unsafe, kind):
+                kind = found
+                if isinstance(record, str):
+                    trouble |= dict.fromkeys(needed[task], record)
                 else:
                     store.put(task.key(kind, unsafe), record)
                 bar.update()
@@ -189,17 +199,20 @@ def grade(
     settings.MeasureOnHardware.retry_inconclusive = False
     settings.CourseAutograde.hardware = kind
     settings.CourseDirectory.student_id = student
-    failed = {name for task in died for name in needed[task]}
-    settings.CourseDirectory.student_id_exclude = ",".join(sorted(failed))
-    trouble = ""
+    settings.CourseDirectory.student_id_exclude = ",".join(sorted(trouble))
     try:
         nbgrader_app.run("autograde", [assignment], course, settings)
     except nbgrader_app.NbgraderFailed as error:
-        trouble = str(error)
-    return rows(course, assignment, student, failed, trouble)
+        if "OperationalError" in str(error):
+            raise GradingFailed(
+                "the gradebook can't be read or written; another program may hold it. All verdicts are kept: "
+                "grade again when it is free."
+            ) from None
+        trouble |= error.students()
+    return rows(course, assignment, student, trouble)
 
 
-def rows(course: Path, assignment: str, student: str, failed: set[str], trouble: str) -> list[Row]:
+def rows(course: Path, assignment: str, student: str, trouble: dict[str, str]) -> list[Row]:
     """One row for every submission, from the graded notebooks; scores as the gradebook has them."""
     import fnmatch
 
@@ -214,7 +227,7 @@ def rows(course: Path, assignment: str, student: str, failed: set[str], trouble:
             checks = []
             for master in masters:
                 graded = course / "autograded" / name / assignment / master.name
-                if graded.is_file() and name not in failed:
+                if graded.is_file() and name not in trouble:
                     checks += [
                         cell.metadata["perflab"]
                         for cell in read_notebook(graded).cells
@@ -232,15 +245,8 @@ def rows(course: Path, assignment: str, student: str, failed: set[str], trouble:
             except MissingEntry:
                 score = max_score = manual = 0.0
             if not checks:
-                reason = (
-                    "a worker died over this answer"
-                    if name in failed
-                    else trouble.splitlines()[-1:] or ["no result"]
-                )
-                reason = reason if isinstance(reason, str) else reason[0]
-                result.append(
-                    Row(name, score, max_score, "error", f"not graded: {reason}; grade again", 0.0, manual)
-                )
+                reason = f"not graded: {trouble.get(name, 'no result')}. Grade again."
+                result.append(Row(name, score, max_score, "error", reason, 0.0, manual))
                 continue
             order = ["inconclusive", "fail", "pass"]
             worst = min(checks, key=lambda check: order.index(check["status"]))

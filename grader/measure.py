@@ -240,7 +240,7 @@ def stamp(notebook: NotebookNode, store: Store, hardware: str, unsafe: bool) -> 
     made = [(store.get(key) or {}).get("made_at") for key in keys]
     cells = [[cell.cell_type, cell.source, cell.get("attachments")] for cell in notebook.cells]
     content = [cells, notebook.metadata["perflab"], keys, made]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class MeasureOnHardware(NbGraderPreprocessor):

@@ -19,7 +19,20 @@ COMMANDS = {
 
 
 class NbgraderFailed(Exception):
-    """An nbgrader command ended with an error; the text is what it logged."""
+    """An nbgrader command ended with an error; `lines` are what it logged."""
+
+    def __init__(self, lines: list[str]):
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+    def students(self) -> dict[str, str]:
+        """student → the error over which nbgrader gave up on the submission."""
+        found = {}
+        for line, after in zip(self.lines, self.lines[1:], strict=False):
+            # "There was an error processing assignment: …/intake/<student>/<assignment>", and then the traceback
+            if line.startswith("There was an error processing assignment: "):
+                found[Path(line).parent.name] = after.strip().splitlines()[-1]
+        return found
 
 
 class _Lines(logging.Handler):
@@ -53,9 +66,7 @@ def run(command: str, arguments: list[str], course: Path, settings: Config | Non
             app.start()
         except SystemExit as stop:
             if stop.code:
-                raise NbgraderFailed(
-                    "\n".join(heard.lines) or f"nbgrader {command} ended with {stop.code}"
-                ) from None
+                raise NbgraderFailed(heard.lines or [f"nbgrader {command} ended with {stop.code}"]) from None
         finally:
             sys.path[:] = path  # nbgrader puts the current folder in front
             app.log.removeHandler(heard)

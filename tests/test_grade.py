@@ -103,6 +103,14 @@ def test_a_worker_that_dies_costs_one_row_only(course):
     assert rows["bomb"]["status"] == "error" and "worker died" in rows["bomb"]["reason"]
 
 
+def test_the_judge_failing_costs_one_row_only(course):
+    course.submit("alice")
+    course.submit("bob", course.solution(lambda source: source + "\n# verdict: raise"))
+    rows = rows_of(grade(course, "--json", environment=FAKE))
+    assert rows["alice"]["status"] == "pass"
+    assert rows["bob"]["status"] == "error" and "the judge itself failed" in rows["bob"]["reason"]
+
+
 def test_inconclusive_waits_for_a_person_and_can_be_retried(course, fake_judge, monkeypatch):
     monkeypatch.setattr(farm, "compute", in_this_process)
     course.submit("alice", course.solution(lambda source: source + "\n# verdict: inconclusive 0"))

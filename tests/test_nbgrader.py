@@ -113,8 +113,9 @@ def test_one_student_only(course, fake_judge):
 def test_the_judge_failing_stops_nobody_else(course, fake_judge):
     course.submit("alice", course.solution(marked("raise")))
     course.submit("bob")
-    with pytest.raises(nbgrader_app.NbgraderFailed, match="the judge itself failed"):
+    with pytest.raises(nbgrader_app.NbgraderFailed) as failure:
         autograde(course)
+    assert failure.value.students() == {"alice": "RuntimeError: the judge itself failed"}
     assert course.grades()["bob"]["auto"] == 10
     assert not (course.folder / "autograded" / "alice" / "12-2" / "12-2.ipynb").exists()
 
@@ -131,8 +132,10 @@ def test_content_decides_what_is_graded_again(course, fake_judge, monkeypatch):
     path = course.submit("alice", course.solution(marked("fail 2")))
     (path.parent / "timestamp.txt").write_text("2026-06-01 12:00:00 UTC")
     autograde(course)
+    graded = course.folder / "autograded" / "alice" / "12-2" / "12-2.ipynb"
+    before = graded.stat().st_mtime_ns
     autograde(course)
-    assert len(asked) == 1
+    assert len(asked) == 1 and graded.stat().st_mtime_ns == before
     # Handed in again, with an older time stamp or none: nbgrader alone would have skipped it.
     path.write_text(json.dumps(course.solution(marked("fail 5"))))
     (path.parent / "timestamp.txt").write_text("2026-05-01 12:00:00 UTC")
