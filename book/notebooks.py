@@ -11,7 +11,7 @@ from pathlib import Path
 import nbformat
 import polib
 
-# Only for this page: what a block of Markdown may begin with, and where its text may end.
+# What may stand before the text of a block of Markdown: marks of lists, headings, quotations, tables.
 _LEAD = r"(?:[ \t]*(?:[-*+]|\d+\.|[#>|:]+)[ \t]+)*[ \t]*"
 _ADMONITION = re.compile(
     r"^(?P<fence>:{3,}|`{3,})\{(?P<kind>note|tip|warning|important|seealso|admonition|dropdown|hint)\}[ \t]*"
@@ -39,16 +39,17 @@ def page_notebook(executed: Path, catalogs: Path | None) -> str:
     """
     notebook = nbformat.read(executed, as_version=4)
     language = "zh" if catalogs else "en"
-    po = polib.pofile(str(catalogs / f"{executed.stem}.po")) if catalogs and (catalogs / f"{executed.stem}.po").is_file() else []
+    catalog = catalogs / f"{executed.stem}.po" if catalogs else None
+    po = polib.pofile(str(catalog)) if catalog and catalog.is_file() else []
+    chinese = {entry.msgid: entry.msgstr for entry in po if entry.msgstr and not entry.fuzzy}
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "markdown":
             cell.source = plain_markdown(translate(cell.source, po), language)
             if left := _LEFT.search(cell.source):
                 raise ValueError(f"{executed.stem}, cell {number}: no plain form for {left.group()!r} (book/notebooks.py)")
-        for key in ("id",):
-            cell[key] = f"cell-{number}"
+        cell["id"] = f"cell-{number}"
         for output in cell.get("outputs", []):
-            _choose_language(output, language)
+            _choose_language(output, chinese)
     notebook.metadata = {
         "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
         "language_info": {"name": "python"},
@@ -58,11 +59,14 @@ def page_notebook(executed: Path, catalogs: Path | None) -> str:
     return nbformat.writes(notebook)
 
 
-def _choose_language(output, language: str) -> None:
-    """A figure carries its Chinese version beside it (perflab.plot.show); keep one."""
+def _choose_language(output, chinese: dict[str, str]) -> None:
+    """A figure carries its Chinese version beside it (perflab.plot.show); keep one, and its text alternative."""
     for mime, extra in output.get("metadata", {}).items():
-        if isinstance(extra, dict) and (chinese := extra.pop("zh", None)) and language == "zh":
-            output.data[mime] = chinese
+        if isinstance(extra, dict) and "alt" in extra:
+            picture, alt = extra.pop("zh", None), chinese.get(extra["alt"])
+            if alt:
+                output.data[mime] = picture or output.data[mime]
+                output.data["text/plain"] = extra["alt"] = alt
 
 
 def translate(text: str, entries) -> str:
