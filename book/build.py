@@ -444,7 +444,10 @@ def publish_notebooks(book: Book, edition: str, folder: Path) -> None:
     for page in book.pages:
         executed = book.executed / f"{page}.ipynb"
         if executed.is_file():
-            (folder / f"{page}.ipynb").write_text(page_notebook(executed, catalogs), "utf8")
+            try:
+                (folder / f"{page}.ipynb").write_text(page_notebook(executed, catalogs), "utf8")
+            except ValueError as error:
+                raise BuildError(f"page {error}") from error
 
 
 def build(book: Book, force: bool = False) -> None:

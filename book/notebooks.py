@@ -76,7 +76,9 @@ def translate(text: str, entries) -> str:
             continue
         words = r"(?:[ \t]*\n[ \t>]*|[ \t]+)".join(map(re.escape, entry.msgid.split()))
         block = re.compile(rf"(?:(?<=\n)|^)({_LEAD}|[^\n]*\|[ \t]*)({words})(?=[ \t]*(?:\n|$|\|))")
-        text = block.sub(lambda m, new=entry.msgstr: m.group(1) + new, text)
+        before = None
+        while text != before:  # equal cells of one row of a table are found one at a time
+            before, text = text, block.sub(lambda m, new=entry.msgstr: m.group(1) + new, text)
     return text
 
 
