@@ -111,6 +111,8 @@ class Node:
         self._locks = {peer: threading.Lock() for peer in ends}
         self._arrived: collections.deque[tuple[str, bytes | None]] = collections.deque()  # None: that peer is lost
         self._news = threading.Condition()
+        self._patience_s: float | None = None  # the grader's: how long a recv without time-out waits before it says so
+        self._sent = "it has sent nothing"
         threading.Thread(target=self._read, name="perflab.cluster", daemon=True).start()
 
     def __repr__(self) -> str:
@@ -129,14 +131,18 @@ class Node:
         except OSError:
             self.lost.add(to)
             raise PeerLost(to) from None
+        self._sent = f"its last message went to {to}"
 
     def recv(self, timeout: float | None = None):
         """(sender, message) of the next message. Raises TimeoutError after `timeout` seconds, PeerLost."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        limit_s = self._patience_s if timeout is None else timeout
+        deadline = None if limit_s is None else time.monotonic() + limit_s
         with self._news:
             while not self._arrived:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
+                    if timeout is None:
+                        raise RuntimeError(f"{self.name} waited {limit_s:g} s in vain in recv(); {self._sent}")
                     raise TimeoutError(f"no message came to {self.name} within {timeout:g} s")
                 self._news.wait(left)
             peer, data = self._arrived.popleft()

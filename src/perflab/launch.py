@@ -292,6 +292,10 @@ class Host:
 
             shutil.rmtree(self._directory, ignore_errors=True)
 
+    def kill(self) -> None:
+        """Ends the process and all that it started; a call that is under way fails as ``died``."""
+        self._kill()
+
     def _kill(self) -> None:
         if self._box:
             self._box.kill()
