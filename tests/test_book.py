@@ -130,6 +130,9 @@ def test_language_switch_stays_on_the_page(browser, base, pages, edition):
             assert page.locator("html").get_attribute("lang").startswith(other)
             page.click("a.language-switch")
             page.wait_for_url(f"**/{edition}/{name}.html")
+        page.goto(f"{base}/{edition}/glossary.html#term-roofline")  # and on the place on that page
+        page.click("a.language-switch")
+        page.wait_for_url(f"**/{other}/glossary.html#term-roofline")
 
 
 @pytest.mark.parametrize(("locale", "edition"), [("zh-CN", "zh"), ("zh-TW", "zh"), ("en-GB", "en"), ("de-DE", "en")])
