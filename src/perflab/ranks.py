@@ -22,6 +22,8 @@ from multiprocessing.connection import wait
 
 import cloudpickle
 
+_START_S = 120.0
+
 
 class RankFailed(RuntimeError):
     """A rank raised an exception, died, or did not finish in time."""
@@ -49,28 +51,34 @@ class Ranks:
         RankFailed: a rank raised (its traceback is quoted), died, or `timeout_s` passed. All ranks are then
         ended, for the others may wait for ever for the one that is gone.
         """
-        if not self._processes:
-            self._start()
         request = cloudpickle.dumps((fn, args))
-        values, deadline = {}, time.monotonic() + timeout_s
         try:
+            if not self._processes:
+                self._start()
+                self._gather(_START_S)  # importing torch on a busy machine is not the function's time
             for pipe in self._pipes:
                 pipe.send_bytes(request)
-            while len(values) < self.world:
-                waiting = [pipe for rank, pipe in enumerate(self._pipes) if rank not in values]
-                ready = wait(waiting, max(0.0, deadline - time.monotonic()))
-                if not ready:
-                    late = [rank for rank in range(self.world) if rank not in values]
-                    raise RankFailed(
-                        f"Rank(s) {late} of {self.world} did not finish in {timeout_s:g} s; expected every "
-                        "rank to return. Look for a send without its receive, or a skipped collective."
-                    )
-                for pipe in ready:
-                    rank = self._pipes.index(pipe)
-                    values[rank] = self._reply(rank)
+            return self._gather(timeout_s)
         except BaseException:
             self.close()
             raise
+
+    def _gather(self, timeout_s):
+        values, deadline = {}, time.monotonic() + timeout_s
+        while len(values) < self.world:
+            waiting = [pipe for rank, pipe in enumerate(self._pipes) if rank not in values]
+            ready = wait(waiting, max(0.0, deadline - time.monotonic()))
+            if not ready:
+                late = [rank for rank in range(self.world) if rank not in values]
+                raise RankFailed(
+                    f"Rank(s) {late} of {self.world} did not finish in {timeout_s:g} s; expected every "
+                    "rank to return. Look for a send without its receive, or a skipped collective.\n"
+                    f"{self.world} 个进程中的 {late} 在 {timeout_s:g} 秒内没有结束；请检查有没有缺少接收方的发送，"
+                    "或只有部分进程调用的集合操作。"
+                )
+            for pipe in ready:
+                rank = self._pipes.index(pipe)
+                values[rank] = self._reply(rank)
         return [values[rank] for rank in range(self.world)]
 
     def _reply(self, rank):
@@ -81,10 +89,14 @@ class Ranks:
             code = self._processes[rank].exitcode
             raise RankFailed(
                 f"Rank {rank} of {self.world} died (exit status {code}); expected a value. "
-                "A negative status is the number of the signal that ended it."
+                "A negative status is the number of the signal that ended it.\n"
+                f"{self.world} 个进程中的 {rank} 号进程死了（退出状态 {code}）；负数是使它终止的信号编号。"
             ) from error
         if not succeeded:
-            raise RankFailed(f"Rank {rank} of {self.world} raised; the last line says what:\n{value}")
+            raise RankFailed(
+                f"Rank {rank} of {self.world} raised; the last line says what. "
+                f"{self.world} 个进程中的 {rank} 号进程抛出异常，见最后一行：\n{value}"
+            )
         return value
 
     def _start(self):
@@ -130,6 +142,7 @@ def _serve(pipe, rank, world, backend, path):
 
     torch.set_num_threads(1)
     dist.init_process_group(backend, store=dist.FileStore(path, world), rank=rank, world_size=world)
+    pipe.send_bytes(cloudpickle.dumps((True, "ready")))
     while True:
         try:
             fn, args = cloudpickle.loads(pipe.recv_bytes())
