@@ -147,19 +147,23 @@ class Wires:
     def release(self, names=None) -> None:
         self._ask("release", nodes=self._indices(names))
 
-    def kill(self, name) -> None:
-        """Breaks every wire of one node, at once; what is still on its way from it or to it is lost."""
-        self._ask("kill", node=self.names.index(name))
+    def kill(self, name, *, drain: bool = False) -> None:
+        """Breaks every wire of one node, at once; what is still on its way from it or to it is lost.
+
+        drain: what is on its way from it still arrives, and only then do its peers see their wires close.
+        """
+        self._ask("kill", node=self.names.index(name), drain=drain)
 
     def cut(self, a, b) -> None:
         """Breaks the wire between two nodes, at once."""
         self._ask("cut", a=self.names.index(a), b=self.names.index(b))
 
-    def arm(self, do: str, *, source, to, message: int, fraction: float = 0.0, node=None, for_s: float = 0.0, label=None
-    ) -> None:
+    def arm(self, do: str, *, source, to, message: int, fraction: float = 0.0, node=None, for_s: float = 0.0,
+        drain: bool = False, label=None,
+    ) -> None:  # fmt: skip
         """Does something when a chosen byte is about to pass.
 
-        do: "kill" (the node `node`), "cut" (the wire between `source` and `to`) or "pause" (hold every wire of
+        do: "kill" (the node `node`, with `drain` as in `kill`), "cut" (the wire between `source` and `to`) or "pause" (hold every wire of
         `node` for `for_s` seconds). The moment: `message` counts the messages from `source` to `to` from 0;
         `fraction` 0 is before its first byte, 0.5 in the middle, 1 after its last byte was delivered.
         When it happens `event` returns {"did": do, "label": label, "at_s": …} (label: any JSON value).
@@ -176,6 +180,7 @@ class Wires:
             fraction=fraction,
             node=None if node is None else self.names.index(node),
             for_s=for_s,
+            drain=drain,
             label=label,
         )
 
@@ -400,6 +405,12 @@ class _Line:
         with contextlib.suppress(OSError):
             self.sink.shutdown(socket.SHUT_WR)
 
+    def end(self) -> None:
+        """Takes nothing more in; what has been taken in is still delivered."""
+        self.ended = True
+        with contextlib.suppress(OSError):
+            self.source.shutdown(socket.SHUT_RD)
+
     def die(self) -> None:
         """Nothing can be delivered any more: drop what is under way and let the sender see a broken pipe."""
         self.dead = True
@@ -529,7 +540,7 @@ class _Forwarder:
         elif op == "release":
             self.change_holds(ask["nodes"], -1)
         elif op == "kill":
-            self.kill(ask["node"])
+            self.kill(ask["node"], ask["drain"])
         elif op == "cut":
             self.cut(ask["a"], ask["b"])
         elif op == "arm":
@@ -564,16 +575,18 @@ class _Forwarder:
         # Told first: whoever sees a wire close finds the reason waiting.
         self.tell({"did": trap["do"], "label": trap["label"], "at_s": now})
         if trap["do"] == "kill":
-            self.kill(trap["node"])
+            self.kill(trap["node"], trap["drain"])
         elif trap["do"] == "cut":
             self.cut(line.a, line.b)
         else:
             self.change_holds([trap["node"]], +1)
             self.set_alarm(now + trap["for_s"], [trap["node"]])
 
-    def kill(self, node: int) -> None:
+    def kill(self, node: int, drain: bool) -> None:
         for line in self.lines:
-            if node in (line.a, line.b):
+            if node == line.a and drain:
+                line.end()
+            elif node in (line.a, line.b):
                 line.die()
 
     def cut(self, a: int, b: int) -> None:

@@ -29,6 +29,7 @@ TIMED = False  # two seconds are allowed where hundredths are needed
 SERVERS = ("primary", "backup")
 ELEMENTS = 2000
 GRADIENT_S = 0.003
+LATENCY_S, SLOW_S = 0.0003, 0.003  # of the links; of the link from the primary to the backup
 PATIENCE_S = 4.0
 EXTRA_S = 2.0
 RETURN_S = 3.0  # for the servers to notice that all workers have finished
@@ -69,6 +70,7 @@ class Point:
     to: str = ""
     number: int = 0
     fraction: float = 0.0
+    drain: bool = False  # what it had sent still arrives; otherwise that is lost too
 
     def said(self) -> tuple[str, str]:
         if self.source is None:
@@ -77,6 +79,8 @@ class Point:
         en = f"the {self.victim} was killed {when} message {self.number + 1} from {self.source} to {self.to}"
         when_zh = {0.0: "送出之前", 1.0: "送达之后"}.get(self.fraction, "传到一半时")
         zh = f"{_zh(self.victim)}在 {_zh(self.source)} 发给 {_zh(self.to)} 的第 {self.number + 1} 条消息{when_zh}被杀死"
+        if self.drain:
+            return f"{en} (what it had sent before still arrived)", f"{zh}（此前已发出的内容仍然送达）"
         return en, zh
 
 
@@ -283,7 +287,7 @@ def points(session: Session, victim: str, undisturbed) -> list[tuple[int, Point]
             count = outcome.messages.get((source, to), 0)
             if count:
                 number = min(int(entry["position"] * count), count - 1)
-                chosen.append((index, Point(victim, source, to, number, entry["fraction"])))
+                chosen.append((index, Point(victim, source, to, number, entry["fraction"], entry["drain"])))
     everything = [pair for i in range(len(undisturbed)) for pair in all_points(i, victim, undisturbed[i][1])]
     how_many = (PUBLIC_POINTS if session.public else RANDOM_POINTS) // (1 if victim == "primary" else 2)
     for i in session.rng.permutation(len(everything))[:how_many]:
@@ -296,8 +300,12 @@ def all_points(index: int, victim: str, outcome: Outcome) -> list[tuple[int, Poi
     found = [(index, Point(victim))]
     for (source, to), count in sorted(outcome.messages.items()):
         if victim in (source, to):
-            found += [(index, Point(victim, source, to, n, f)) for n in range(count) for f in (0.0, 0.5, 1.0)]
+            found += [(index, Point(victim, source, to, n, f, d)) for n in range(count) for f, d in _ENDS]
     return found
+
+
+# (fraction, drain); a message cut in the middle can't arrive as well
+_ENDS = ((0.0, False), (0.0, True), (0.5, False), (1.0, False), (1.0, True))
 
 
 # ---------------------------------------------------------------- one run
@@ -308,14 +316,15 @@ def _run(session: Session, task: Task, point: Point | None, said, *, limit_s: fl
     names = task.names
     hosts: dict = {}
     outcome = Outcome(0.0)
-    with Wires(names) as wires, ThreadPoolExecutor(len(names)) as threads:
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if a in SERVERS]  # workers meet at the servers only
+    with Wires(names, pairs=pairs, latency_s=LATENCY_S) as wires, ThreadPoolExecutor(len(names)) as threads:
 
         def begin(name: str) -> None:
             fds = {f"wire-{peer}": end.fileno() for peer, end in wires.ends(name).items()}
             hosts[name] = host = session.answer(fds=fds, cpus=None)
             wires.hand_over(name)
             host.define(_HELPERS)
-            host.call("$start", name, [n for n in names if n != name], PATIENCE_S)
+            host.call("$start", name, [n for n in names if n != name and (n in SERVERS or name in SERVERS)], PATIENCE_S)
 
         def gradient(worker: int):
             def function(step, params):
@@ -340,8 +349,10 @@ def _run(session: Session, task: Task, point: Point | None, said, *, limit_s: fl
         try:
             for starting in [threads.submit(begin, name) for name in names]:
                 starting.result()
+            # A copy under way to the backup is overtaken by an answer to a worker: whoever didn't wait for it loses it.
+            wires.set_links(latency_s=SLOW_S, bandwidth_bytes_per_s=None, links=[SERVERS])
             if point is not None and point.source is not None:
-                wires.arm("kill", source=point.source, to=point.to, message=point.number, fraction=point.fraction, node=point.victim)
+                wires.arm("kill", source=point.source, to=point.to, message=point.number, fraction=point.fraction, node=point.victim, drain=point.drain)
             began = time.monotonic()
             if point is not None and point.source is None:
                 wires.kill(point.victim)
