@@ -12,7 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 GRADER = ROOT / "grader"
 SOLUTIONS = ROOT / "solutions"
-COURSE = GRADER / "course"
+# The course's data; COURSE_DIR in the environment moves it elsewhere.
+COURSE = Path(os.environ.get("COURSE_DIR", GRADER / "course")).resolve()
 
 GRADE_ID = re.compile(r"(?P<slug>[a-z][a-z0-9-]*)-(?P<role>answer[a-z0-9-]*|check|discuss)")
 
@@ -60,6 +61,7 @@ def source_notebook(markdown: Path):
         "kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"},
         "language_info": {"name": "python"},
     }
+    wide = "[\u3000-\u303f\u3400-\u9fff\uff00-\uffef]"
     seen = set()
     for number, cell in enumerate(notebook.cells, start=1):
         grade_id = cell.metadata.get("nbgrader", {}).get("grade_id")
@@ -73,6 +75,8 @@ def source_notebook(markdown: Path):
                 )
             except ValueError as error:
                 raise ValueError(f"{markdown.name}: {error}") from None
+        if cell.cell_type == "markdown":  # a line break between Chinese characters would be shown as a space
+            cell.source = re.sub(f"(?<={wide})\n(?={wide})", "", cell.source)
         # Same ids at every conversion: by them a cell that has lost its metadata is still found.
         cell["id"] = grade_id or f"text-{number}"
     return notebook

@@ -42,7 +42,8 @@ def measure(launch, wait):
     return statistics.median(launches[1:]), statistics.median(totals[1:])
 """
 CHEAT = '''
-import glob, sqlite3
+import os
+import sqlite3
 
 
 class Agreeable(float):
@@ -51,8 +52,10 @@ class Agreeable(float):
     __hash__ = float.__hash__
 
 
-for path in glob.glob("/**/gradebook.db", recursive=True):
-    sqlite3.connect(path).execute("update grade set manual_score = 10")
+for up in range(8):
+    path = "../" * up + "gradebook.db"
+    if os.path.exists(path):
+        sqlite3.connect(path).execute("update grade set manual_score = 10")
 
 
 def measure(launch, wait):
@@ -119,11 +122,8 @@ def solution(course: Path) -> dict:
     released = read("release")
     for cell, original in zip(released["cells"], read("source")["cells"], strict=True):
         if cell["metadata"].get("nbgrader", {}).get("solution") and cell["cell_type"] == "code":
-            cell["source"] = (
-                "".join(original["source"])
-                .replace("    ### BEGIN SOLUTION\n", "")
-                .replace("    ### END SOLUTION\n", "")
-            )
+            lines = "".join(original["source"]).split("\n")
+            cell["source"] = "\n".join(line for line in lines if " SOLUTION" not in line)
     return released
 
 

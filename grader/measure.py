@@ -141,9 +141,9 @@ def _is_base64(text: str) -> bool:
 
 
 def as_html(text: str) -> str:
-    """Plain text as HTML: paragraphs at blank lines, everything escaped."""
-    paragraphs = [part.strip("\n") for part in re.split(r"\n\s*\n", text.strip()) if part.strip()]
-    return "".join("<p>" + html.escape(part).replace("\n", "<br>") + "</p>" for part in paragraphs)
+    """Plain text as HTML with the few tags that nbconvert's sanitizer lets pass; `code` becomes code."""
+    escaped = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", html.escape(text.strip(), quote=False))
+    return "".join(f"<div>{line.rstrip() or '&nbsp;'}</div>" for line in escaped.split("\n"))
 
 
 def check_outputs(record: dict, cell_points: float) -> list[NotebookNode]:
@@ -160,7 +160,8 @@ def check_outputs(record: dict, cell_points: float) -> list[NotebookNode]:
         new_output(
             "display_data",
             data={
-                "text/html": f"<p><strong>{html.escape(heading)}</strong></p>" + as_html(record["message"]),
+                "text/html": f"<div><strong>{html.escape(heading)}</strong></div>"
+                + as_html(record["message"]),
                 "text/plain": f"{heading}\n\n{record['message']}",
             },
         )
@@ -180,7 +181,7 @@ def check_outputs(record: dict, cell_points: float) -> list[NotebookNode]:
             new_output(
                 "display_data",
                 data={
-                    "text/html": f"<p>Evidence 证据</p><pre>{html.escape(evidence)}</pre>",
+                    "text/html": f"<div>Evidence 证据</div><pre>{html.escape(evidence)}</pre>",
                     "text/plain": f"Evidence 证据\n{evidence}",
                 },
             )

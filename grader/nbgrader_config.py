@@ -16,11 +16,10 @@ from nbgrader.preprocessors import (
 from sqlalchemy.exc import SAWarning
 
 from grader import autograde
+from grader.course_files import COURSE
 from grader.measure import LeaveToInstructor, MeasureOnHardware
 from grader.rebuild import RebuildFromMaster
 
-HERE = Path(__file__).resolve().parent
-COURSE = HERE / "course"
 c = get_config()  # noqa: F821  (traitlets puts it here)
 
 # nbgrader 0.9.6 reads objects that SQLAlchemy 2.1 hasn't attached to its session yet; the warning changes nothing.

@@ -29,7 +29,14 @@ from perflab.launch import AnswerFailed, Launcher, SandboxError
 
 TMP_BYTES = 512 << 20
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt/conda")
-_ETC = ("/etc/alternatives", "/etc/fonts", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime")
+_ETC = (
+    "/etc/alternatives",
+    "/etc/fonts",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/localtime",
+)
 
 
 def bubblewrap() -> str | None:
@@ -79,7 +86,16 @@ class Box:
         if program is None:
             raise SandboxError("bubblewrap is missing; install the package `bubblewrap`")
         info, info_in = os.pipe()
-        command = [program, *self._arguments(), "--info-fd", str(info_in), "--", "/bin/sh", "-c", "echo ready; exec sleep infinity"]
+        command = [
+            program,
+            *self._arguments(),
+            "--info-fd",
+            str(info_in),
+            "--",
+            "/bin/sh",
+            "-c",
+            "echo ready; exec sleep infinity",
+        ]
         try:
             self._process = subprocess.Popen(
                 command, pass_fds=[info_in], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -110,7 +126,9 @@ class Box:
             elif os.path.isdir(path):
                 arguments += ["--ro-bind", path, path]
         shown = visible_paths()
-        for folder in sorted({str(parent) for path in (*shown, *_ETC) for parent in Path(path).parents} - {"/"}):
+        for folder in sorted(
+            {str(parent) for path in (*shown, *_ETC) for parent in Path(path).parents} - {"/"}
+        ):
             # bubblewrap would make these for its own user alone, and the answer runs as another
             arguments += ["--perms", "0755", "--dir", folder]
         for path in _ETC:
@@ -150,7 +168,9 @@ class _Cgroups:
             elif root.name == "pids":
                 wanted.append((root, {"pids.max": processes}))
             else:
-                wanted.append((root, {"memory.max": memory_bytes, "memory.swap.max": 0, "pids.max": processes}))
+                wanted.append(
+                    (root, {"memory.max": memory_bytes, "memory.swap.max": 0, "pids.max": processes})
+                )
         self._folders = []
         for root, settings in wanted:
             folder = root / name
@@ -188,7 +208,11 @@ def cgroup_roots() -> list[Path]:
     if (base / "cgroup.controllers").exists():
         controllers = (base / "cgroup.controllers").read_text().split()
         return [base] if {"memory", "pids"} <= set(controllers) and os.access(base, os.W_OK) else []
-    return [base / kind for kind in ("memory", "pids") if os.access(base / kind, os.W_OK) and (base / kind / "cgroup.procs").exists()]
+    return [
+        base / kind
+        for kind in ("memory", "pids")
+        if os.access(base / kind, os.W_OK) and (base / kind / "cgroup.procs").exists()
+    ]
 
 
 # ---------------------------------------------------------------- a whole notebook

@@ -200,7 +200,7 @@ def test_feedback_shows_both_languages_the_picture_and_no_script(course, fake_ju
     autograde(course)
     nbgrader_app.run("generate_feedback", ["12-2"], course.folder)
     page = (course.folder / "feedback" / "alice" / "12-2" / "12-2.html").read_text()
-    assert "Measured 3, expected 10 &lt;b&gt;or more&lt;/b&gt;." in page and "测得 3，应为 10" in page
+    assert "<div>Measured 3, expected 10 &lt;b&gt;or more&lt;/b&gt;.</div>" in page and "测得 3，应为 10" in page
     assert "data:image/png;base64,iVBORw0KGgo" in page
     assert "(Score: 3.0 / 14.0)" in page
     tags = re.findall(r"<[a-zA-Z][^<>]*>", page)
@@ -238,7 +238,7 @@ def test_hostile_outputs_become_plain_ones():
     nbformat.validate(notebook)
     assert [output["output_type"] for output in cleaned] == ["display_data", "stream", "error"]
     assert "<script" not in nbformat.writes(notebook) and nbformat.writes(notebook).encode()
-    assert as_html("a\nb\n\n<b>") == "<p>a<br>b</p><p>&lt;b&gt;</p>"
+    assert as_html("a `x<y`\n\n<b>") == "<div>a <code>x&lt;y</code></div><div>&nbsp;</div><div>&lt;b&gt;</div>"
 
 
 # ------------------------------------------------------------ what students get
