@@ -194,7 +194,7 @@ def execute_pages(book: Book, force: bool) -> None:
 def _execute(notebook, source: Path, book: Book):
     """Run all cells in a fresh kernel of *this* Python. Returns the notebook and the record of its execution."""
     from nbclient import NotebookClient
-    from nbclient.exceptions import CellTimeoutError, DeadKernelError
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
     from perflab import machine
 
@@ -218,12 +218,13 @@ def _execute(notebook, source: Path, book: Book):
             timeout=book.config.get("execute", {}).get("timeout", 600),
             kernel_name="python3",
             record_timing=False,  # it is metadata of the cells, by which the cache would no longer know them
-            allow_errors=True,  # so that the error is in the notebook, where we can say which cell it was
             resources={"metadata": {"path": folder}},
         )
         described, began = machine.describe(), time.time()
         try:
             client.execute()
+        except CellExecutionError:
+            print()  # the error is in the notebook; below it is said which cell it was
         except (CellTimeoutError, DeadKernelError) as error:
             raise BuildError(
                 f"page {source.stem}: a cell did not finish: {str(error).strip().splitlines()[0]}\n"
@@ -517,7 +518,11 @@ def main() -> int:
             return 0
         book.build.mkdir(exist_ok=True)
         with (book.build / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # two builds at once would time each other's cells
+            try:  # two builds at once would time each other's cells
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print("book: another build is running; waiting for its end", flush=True)
+                fcntl.flock(lock, fcntl.LOCK_EX)
             update_po(book) if args.update_po else build(book, args.force)
     except BuildError as error:
         print(f"book: FAILED: {error}", file=sys.stderr)
