@@ -238,6 +238,7 @@ def _elf() -> bool:
 
 # What a message contains → what to tell the student. Messages of gcc and of clang.
 _PLAIN = (
+    (r"invalid preprocessing directive #?YOUR", "this place still waits for your code", "这里还没有写代码"),
     (r"No such file|file not found", "there is no such header here; check its spelling", "没有这个头文件，请检查拼写"),
     (r"unknown type name .?u?int\d+_t|undeclared.*u?int\d+_t|undeclared identifier 'u?int\d+_t", "add `#include <stdint.h>`",
      "请加上 `#include <stdint.h>`"),
@@ -245,7 +246,7 @@ _PLAIN = (
     (r"unknown type name", "this type is not known here: a spelling mistake, or a missing #include", "这里不认识这个类型：拼写有误，或缺少 #include"),
     (r"undeclared|use of undeclared", "this name is not declared before it is used: a spelling mistake, or a missing declaration",
      "这个名字在使用前没有声明：拼写有误，或缺少声明"),
-    (r"expected '?;|expected ';'", "a semicolon is missing, often at the end of the line before", "缺少分号，往往在上一行末尾"),
+    (r"expected .*';'", "a semicolon is missing, often at the end of the line before", "缺少分号，往往在上一行末尾"),
     (r"end of input|expected '}'", "a closing brace `}` is missing", "缺少右花括号 `}`"),
     (r"expected '\)'|expected '\('", "the parentheses do not match", "圆括号不配对"),
     (r"too few arguments|too many arguments", "the call has not as many arguments as the function takes", "调用时的参数个数与函数定义不符"),
