@@ -107,27 +107,25 @@ class Book:
         self.executed = self.work / "executed"
         self.student_notebooks = self.work / "student"
         # An imported helper is as much a part of a page's code as its cells are, and so are the versions.
-        key = _digest(
-            [*(root / "src" / "perflab").rglob("*.py"), *(root / "src" / "perflab").rglob("*.c"),
-             *(ASSETS / "recorded").rglob("*"), root / "requirements.txt"],
-            root, sys.version, json.dumps(KERNEL_ENV),
-        )  # fmt: skip
+        helpers = [f for pattern in ("*.py", "*.c") for f in (root / "src" / "perflab").rglob(pattern)]
+        recorded = _digest((ASSETS / "recorded").glob("*.json"), ASSETS)
+        key = _digest([*helpers, root / "requirements.txt"], root, recorded, sys.version, json.dumps(KERNEL_ENV))
         self.cache = self.build / "jupyter-cache" / key
 
     def digest(self) -> str:
         """Of everything that the site is made of."""
-        files = [self.root / "_config.yml", self.root / "_toc.yml"]
-        for folder in (self.source, HERE):
-            files += [f for f in folder.rglob("*") if f.suffix not in (".mo", ".pyc")]
-        files += (self.root / "solutions").glob("*.md")
-        files += (self.root / "grader").glob("*.py")
-        return _digest(files, self.root, self.cache.name)
+        builder = [*HERE.glob("*.py"), *(HERE / "_ext").rglob("*.*"), *ASSETS.rglob("*")]
+        files = [self.root / "_config.yml", self.root / "_toc.yml", *self.locale.rglob("*.po")]
+        files += [self.source / f"{page}.md" for page in self.pages]
+        files += [*(self.root / "solutions").glob("*.md"), *(self.root / "grader").glob("*.py")]
+        return _digest(files, self.root, self.cache.name, _digest((f for f in builder if f.suffix != ".pyc"), HERE))
 
 
 def _digest(files, root: Path, *more: str) -> str:
+    """Of the names (below `root`) and contents of these files, and of `more`."""
     total = hashlib.sha256("\0".join(more).encode())
-    for file in sorted({f for f in files if f.is_file()}):
-        total.update(f"\0{os.path.relpath(file, root)}\0".encode() + file.read_bytes())
+    for file in sorted(f for f in files if f.is_file()):
+        total.update(f"\0{file.relative_to(root)}\0".encode() + file.read_bytes())
     return total.hexdigest()[:16]
 
 
