@@ -107,7 +107,7 @@ class Book:
         self.executed = self.work / "executed"
         self.student_notebooks = self.work / "student"
         # An imported helper is as much a part of a page's code as its cells are, and so are the versions.
-        helpers = [f for pattern in ("*.py", "*.c") for f in (root / "src" / "perflab").rglob(pattern)]
+        helpers = [f for f in (root / "src" / "perflab").rglob("*") if "__pycache__" not in f.parts]
         recorded = _digest((ASSETS / "recorded").glob("*.json"), ASSETS)
         key = _digest([*helpers, root / "requirements.txt"], root, recorded, sys.version, json.dumps(KERNEL_ENV))
         self.cache = self.build / "jupyter-cache" / key
