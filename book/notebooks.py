@@ -22,6 +22,7 @@ _STUDENT = re.compile(r"^(`{3,}|:{3,})\{student-notebook\}[ \t]*(\S+)\s*^\1[ \t]
 _MATH = re.compile(r"^(`{3,}|:{3,})\{math\}[^\n]*\n(?::\w+:[^\n]*\n)*(.*?)^\1[ \t]*$", re.M | re.S)
 _GLOSSARY = re.compile(r"^(`{3,}|:{3,})\{glossary\}[^\n]*\n(.*?)^\1[ \t]*$", re.M | re.S)
 _TARGET = re.compile(r"^\([\w.:-]+\)=[ \t]*\n", re.M)
+_LINK = re.compile(r"\[([^\]]*)\]\(([\w.-]+)\.md(?:#[^)]*)?\)")
 _ROLE_WITH_TEXT = re.compile(r"\{[\w:-]+\}`([^`<]+?)\s*<[^`>]+>`")
 _ROLE = re.compile(r"\{[\w:-]+\}`([^`]+)`")
 _ATTRIBUTES = re.compile(r"^\{[.#][^}\n]*\}[ \t]*\n|(?<=[\])`])\{[.#][^}\n]*\}", re.M)
@@ -45,6 +46,7 @@ def page_notebook(executed: Path, catalogs: Path | None) -> str:
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "markdown":
             cell.source = plain_markdown(translate(cell.source, po), language)
+            cell.source = _LINK.sub(lambda m: _link(m[1] or m[2], executed.with_name(f"{m[2]}.ipynb")), cell.source)
             if left := _LEFT.search(cell.source):
                 raise ValueError(f"{executed.stem}, cell {number}: no plain form for {left.group()!r} (book/notebooks.py)")
         cell["id"] = f"cell-{number}"
@@ -57,6 +59,11 @@ def page_notebook(executed: Path, catalogs: Path | None) -> str:
     }
     notebook.nbformat_minor = 5
     return nbformat.writes(notebook)
+
+
+def _link(text: str, notebook: Path) -> str:
+    """To the other page's notebook, which lies beside this one; a page without code has none."""
+    return f"[{text}]({notebook.name})" if notebook.is_file() else text
 
 
 def _choose_language(output, chinese: dict[str, str]) -> None:

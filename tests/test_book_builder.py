@@ -215,6 +215,15 @@ def test_translation_of_markdown_blocks():
     )
 
 
+def test_links_between_notebooks(tmp_path):
+    text = "See [the other](other.md#part) and [the glossary](glossary.md)."
+    for name, source in (("page", text), ("other", "x")):
+        page = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(source)])
+        nbformat.write(page, tmp_path / f"{name}.ipynb")
+    made = nbformat.reads(notebooks.page_notebook(tmp_path / "page.ipynb", None), as_version=4)
+    assert made.cells[0].source == "See [the other](other.ipynb) and the glossary."
+
+
 def test_markup_that_a_notebook_cannot_show(tmp_path):
     page = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("```{mermaid}\na --> b\n```")])
     nbformat.write(page, tmp_path / "page.ipynb")
