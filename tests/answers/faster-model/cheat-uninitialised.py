@@ -1,0 +1,31 @@
+# [correctness] Returns memory that may still hold the right values. Expect: off by
+import torch
+
+
+def _as_tuple(example):
+    return example if isinstance(example, tuple) else (example,)
+
+
+def optimise(model, example):
+    example = _as_tuple(example)
+    shape = model(*example).shape
+
+    def fast(*inputs):
+        return torch.empty(shape)
+
+
+    def run(*inputs):
+        return fast(*inputs)
+
+    run.exported = torch.export.export(model, example)
+    return run
+
+
+def save(fast, path):
+    with open(path, "wb") as file:
+        torch.export.save(fast.exported, file)
+
+
+def load(path):
+    with open(path, "rb") as file:
+        return torch.export.load(file).module()
