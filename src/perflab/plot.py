@@ -251,7 +251,7 @@ def svg(fig, *, inline: bool = False) -> str:
     head = (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
         f'viewBox="0 0 {width} {height}" stroke-linejoin="round" stroke-linecap="butt" '
-        f'style="width:100%;max-width:{float(width) * 4 / 3:.0f}px">'
+        f'style="width:100%;max-width:{float(width) / 11:.1f}rem">'
     )
     # Several such figures share one page, and with it one namespace of ids.
     own = hashlib.sha256(text.encode()).hexdigest()[:8]

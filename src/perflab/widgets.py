@@ -21,7 +21,7 @@ _STYLE = """<style>
 .perflab-zh{display:none}
 html[lang^=zh] .perflab-zh{display:revert}
 html[lang^=zh] .perflab-en{display:none}
-.perflab-picture svg{height:auto;display:block}
+.perflab-picture svg{height:auto;display:block;margin:auto}
 </style>"""
 
 
@@ -95,11 +95,14 @@ def frames(pictures: Mapping, *, controls: Sequence[tuple[str, str]]):
 def _control(w, name: tuple[str, str], values: list):
     numbers = all(isinstance(value, int | float) for value in values)
     kind = w.SelectionSlider if numbers else w.Dropdown
+    shown = [str(value) for value in values]
+    # A list is as wide as its longest entry, up to the whole of a phone's screen.
+    min_width = "22em" if numbers else f"min(100%, {10 + 0.7 * max(map(len, shown)):.0f}em)"
     return kind(
-        options=[str(value) for value in values],
+        options=shown,
         index=0,
         description=bilingual(*(html.escape(text) for text in name)),
         description_allow_html=True,
         style={"description_width": "auto"},
-        layout=w.Layout(width="auto", min_width="22em" if numbers else "15em", max_width="100%", margin="2px 1.5em 2px 0"),
+        layout=w.Layout(width="auto", min_width=min_width, max_width="100%", margin="2px 1.5em 2px 0"),
     )
