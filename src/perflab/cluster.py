@@ -10,12 +10,10 @@ A *node* stands for one machine. It shares nothing with the others: no variables
         while True:
             try:
                 sender, number = node.recv()
-            except cluster.PeerLost as loss:
-                if loss.peer == "client":
-                    return total              # the client has finished, or died
-                continue
-            total += number
-            node.send(sender, total)
+                total += number
+                node.send(sender, total)
+            except cluster.PeerLost:          # the only client has finished, or died
+                return total
 
     def client(node, numbers):
         for number in numbers:

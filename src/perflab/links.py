@@ -475,7 +475,9 @@ class _CollectiveWork(dist.Work):
 
     def run(self) -> None:
         try:
-            self._function()
+            # The caller may be in this mode, which belongs to its thread, and so may its tensors.
+            with torch.inference_mode():
+                self._function()
         except BaseException as error:  # handed to whoever waits
             self._error = error
         self._finished.set()
