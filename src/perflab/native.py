@@ -238,7 +238,7 @@ def _elf() -> bool:
 
 # What a message contains → what to tell the student. Messages of gcc and of clang.
 _PLAIN = (
-    (r"invalid preprocessing directive #?YOUR", "this place still waits for your code", "这里还没有写代码"),
+    (r"invalid preprocessing directive( #YOUR|$)", "this place still waits for your code", "这里还没有写代码"),
     (r"No such file|file not found", "there is no such header here; check its spelling", "没有这个头文件，请检查拼写"),
     (r"unknown type name .?u?int\d+_t|undeclared.*u?int\d+_t|undeclared identifier 'u?int\d+_t", "add `#include <stdint.h>`",
      "请加上 `#include <stdint.h>`"),
@@ -328,9 +328,17 @@ _KERNEL = {"syscall", "sysenter", "sysexit", "sysret", "int", "int1", "into", "s
 _KERNEL_BYTES = re.compile(rb"\x0f[\x05\x34]|\xcd\x80")
 
 
+# How gcc and clang mark it within a function, and how clang does at file level; # // @ begin a comment on x86 and Arm.
+_INLINE = re.compile(
+    r"^\s*(?:#|//|@) ?(?:APP\b|Start of file scope inline assembly).*?\n"
+    r"(.*?)^\s*(?:#|//|@) ?(?:NO_APP\b|End of file scope inline assembly)",
+    re.S | re.M,
+)
+
+
 def _check_assembly(assembly: str) -> None:
     """Assembler written by hand may hold instructions, but no directives: they make sections, symbols and raw bytes."""
-    for block in re.findall(r"^\s*(?:#|//|@) ?APP\b.*?\n(.*?)^\s*(?:#|//|@) ?NO_APP\b", assembly, re.S | re.M):
+    for block in _INLINE.findall(assembly):
         for line in re.split(r"[;\n]", block):
             if line.strip().startswith("."):
                 raise CError(
@@ -440,7 +448,7 @@ def _check_instructions(listing: str) -> None:
             raise _enters_kernel(found)
     # Bytes of a system call inside another instruction matter only to code that can jump there.
     if jumps_anywhere and any(hit.start() not in starts for hit in _KERNEL_BYTES.finditer(bytes(raw))):
-        raise _enters_kernel("hidden in another instruction")
+        raise _enters_kernel("the bytes of one inside another instruction, in code with a computed jump")
 
 
 def _enters_kernel(found: str) -> CError:

@@ -1,4 +1,6 @@
 # Figures of somebody else, nothing is measured. Expect: called neither function
+
+
 C_SOURCE = r"""
 #include <stddef.h>
 #include <stdint.h>
@@ -19,10 +21,6 @@ void fill_words(unsigned char *base, size_t offset, size_t stride, size_t count,
         memcpy(base + offset + i * stride, &value, sizeof value);
 }
 """
-
-import time
-
-import numpy as np
 
 
 def experiment(sum_words, fill_words):

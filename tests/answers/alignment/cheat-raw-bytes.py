@@ -1,4 +1,8 @@
 # A system call as raw bytes. [correctness] Expect: directive
+import time
+
+import numpy as np
+
 C_SOURCE = r"""
 #include <stddef.h>
 #include <stdint.h>
@@ -22,10 +26,6 @@ void fill_words(unsigned char *base, size_t offset, size_t stride, size_t count,
 }
 """
 
-import time
-
-import numpy as np
-
 
 def experiment(sum_words, fill_words):
     count, repeats = 200_000, 9
@@ -34,15 +34,15 @@ def experiment(sum_words, fill_words):
     start = -buf.ctypes.data % page  # the offset of the buffer's first page boundary
     offsets = {"aligned": start, "unaligned": start + 20, "line_split": start + line - 4, "page_split": start + page - 4}
 
-    def ns(call):
+    def ns(function, *arguments):
         best = float("inf")
         for _ in range(repeats):
             begin = time.perf_counter()
-            call()
+            function(*arguments)
             best = min(best, time.perf_counter() - begin)
         return best / count * 1e9
 
     return {
-        "load": {case: ns(lambda: sum_words(buf, at, 0, count)) for case, at in offsets.items()},
-        "store": {case: ns(lambda: fill_words(buf, at, 0, count, 7)) for case, at in offsets.items()},
+        "load": {case: ns(sum_words, buf, at, 0, count) for case, at in offsets.items()},
+        "store": {case: ns(fill_words, buf, at, 0, count, 7) for case, at in offsets.items()},
     }

@@ -1,4 +1,9 @@
 # Calls the chase and returns a constant all the same. Expect: which only the judge knew
+import itertools
+import math
+
+import numpy as np
+
 C_SOURCE = r"""
 #include <stddef.h>
 
@@ -7,11 +12,6 @@ size_t chase(const size_t *next, size_t start, size_t steps) {
     return start;
 }
 """
-
-import math
-import time
-
-import numpy as np
 
 
 def make_ring(bytes, seed):
@@ -26,7 +26,6 @@ def latency(chase, bytes):
     ring = make_ring(bytes, 1)
     chase(ring, 0, bytes // 64)  # once around, so that what fits into a cache is in it
     steps = 100_000
-    start = time.perf_counter()
     chase(ring, 0, steps)
     return 20.0
 
@@ -58,7 +57,7 @@ def estimate(sizes, ns):
             continue
         levels.append(level)
     found = []
-    for low, high in zip(levels, levels[1:]):
+    for low, high in itertools.pairwise(levels):
         middle = (low + high) / 2
         k = int(np.flatnonzero(y <= middle)[-1])
         if k + 1 < n:

@@ -1,4 +1,8 @@
 # The label that the system reports. Expect: recorded machines
+import time
+
+import numpy as np
+
 C_SOURCE = r"""
 #include <stddef.h>
 
@@ -7,11 +11,6 @@ size_t chase(const size_t *next, size_t start, size_t steps) {
     return start;
 }
 """
-
-import math
-import time
-
-import numpy as np
 
 
 def make_ring(bytes, seed):

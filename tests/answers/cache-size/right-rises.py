@@ -1,4 +1,9 @@
 # Right: Sattolo's shuffle, whole laps, and an estimator that looks for the steepest rises.
+import math
+import time
+
+import numpy as np
+
 C_SOURCE = r"""
 #include <stddef.h>
 
@@ -8,18 +13,13 @@ size_t chase(const size_t *next, size_t start, size_t steps) {
 }
 """
 
-import math
-import time
-
-import numpy as np
-
 
 def make_ring(bytes, seed):
     lines = bytes // 64
     rng = np.random.default_rng(seed)
     if lines < 100_000:  # Sattolo: a permutation that is one cycle
         following = list(range(lines))
-        for i, j in zip(range(lines - 1, 0, -1), rng.integers(0, range(lines - 1, 0, -1)) if lines > 1 else []):
+        for i, j in zip(range(lines - 1, 0, -1), rng.integers(0, range(lines - 1, 0, -1)) if lines > 1 else [], strict=True):
             following[i], following[j] = following[j], following[i]
         following = np.array(following)
     else:

@@ -1,4 +1,8 @@
 # Expects three levels on every machine. Expect: levels
+import time
+
+import numpy as np
+
 C_SOURCE = r"""
 #include <stddef.h>
 
@@ -7,11 +11,6 @@ size_t chase(const size_t *next, size_t start, size_t steps) {
     return start;
 }
 """
-
-import math
-import time
-
-import numpy as np
 
 
 def make_ring(bytes, seed):

@@ -1,4 +1,10 @@
 # Gives the first size at which the next level is fully there. Expect: off by more than
+import itertools
+import math
+import time
+
+import numpy as np
+
 C_SOURCE = r"""
 #include <stddef.h>
 
@@ -7,11 +13,6 @@ size_t chase(const size_t *next, size_t start, size_t steps) {
     return start;
 }
 """
-
-import math
-import time
-
-import numpy as np
 
 
 def make_ring(bytes, seed):
@@ -58,8 +59,8 @@ def estimate(sizes, ns):
             continue
         levels.append(level)
     found = []
-    for low, high in zip(levels, levels[1:]):
-        middle = high - 0.02
+    for low, high in itertools.pairwise(levels):
+        middle = 0.02 * low + 0.98 * high
         k = int(np.flatnonzero(y <= middle)[-1])
         if k + 1 < n:
             share = (middle - y[k]) / (y[k + 1] - y[k])

@@ -1,4 +1,10 @@
 # Times the making of the ring too. Expect: ns
+import itertools
+import math
+import time
+
+import numpy as np
+
 C_SOURCE = r"""
 #include <stddef.h>
 
@@ -7,11 +13,6 @@ size_t chase(const size_t *next, size_t start, size_t steps) {
     return start;
 }
 """
-
-import math
-import time
-
-import numpy as np
 
 
 def make_ring(bytes, seed):
@@ -58,7 +59,7 @@ def estimate(sizes, ns):
             continue
         levels.append(level)
     found = []
-    for low, high in zip(levels, levels[1:]):
+    for low, high in itertools.pairwise(levels):
         middle = (low + high) / 2
         k = int(np.flatnonzero(y <= middle)[-1])
         if k + 1 < n:

@@ -1,4 +1,8 @@
 # Calls walk as told and returns figures of somebody else. Expect: speed only the judge knew
+import time
+
+import numpy as np
+
 C_SOURCE = r"""
 #include <stddef.h>
 #include <stdint.h>
@@ -16,10 +20,6 @@ uint64_t walk(const uint64_t *a, size_t n, size_t stride) {
     return h;
 }
 """
-
-import time
-
-import numpy as np
 
 
 def experiment(walk):

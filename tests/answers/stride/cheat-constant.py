@@ -1,4 +1,6 @@
 # Figures of somebody else. Expect: has to make the passes
+
+
 C_SOURCE = r"""
 #include <stddef.h>
 #include <stdint.h>
@@ -16,10 +18,6 @@ uint64_t walk(const uint64_t *a, size_t n, size_t stride) {
     return h;
 }
 """
-
-import time
-
-import numpy as np
 
 
 def experiment(walk):

@@ -1,4 +1,6 @@
 # Looks for the judge's secret in the function it was given. Expect: not in this process
+
+
 C_SOURCE = r"""
 #include <stddef.h>
 #include <stdint.h>
@@ -16,10 +18,6 @@ uint64_t walk(const uint64_t *a, size_t n, size_t stride) {
     return h;
 }
 """
-
-import time
-
-import numpy as np
 
 
 def experiment(walk):

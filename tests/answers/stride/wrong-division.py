@@ -1,4 +1,8 @@
 # Divides for every element, which hides the memory. Expect: hides the effect
+import time
+
+import numpy as np
+
 C_SOURCE = r"""
 #include <stddef.h>
 #include <stdint.h>
@@ -20,10 +24,6 @@ uint64_t walk(const uint64_t *a, size_t n, size_t stride) {
     return rounds ? h : 0;
 }
 """
-
-import time
-
-import numpy as np
 
 
 def experiment(walk):

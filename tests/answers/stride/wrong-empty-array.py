@@ -1,4 +1,8 @@
 # Reads an element before it looks whether there is one. [correctness] Expect: n
+import time
+
+import numpy as np
+
 C_SOURCE = r"""
 #include <stddef.h>
 #include <stdint.h>
@@ -14,10 +18,6 @@ uint64_t walk(const uint64_t *a, size_t n, size_t stride) {
     return h;
 }
 """
-
-import time
-
-import numpy as np
 
 
 def experiment(walk):

@@ -1,4 +1,8 @@
 # Walks 0, s, 2s, … and stops. [correctness] Expect: stopped after the first round
+import time
+
+import numpy as np
+
 C_SOURCE = r"""
 #include <stddef.h>
 #include <stdint.h>
@@ -13,10 +17,6 @@ uint64_t walk(const uint64_t *a, size_t n, size_t stride) {
     return h;
 }
 """
-
-import time
-
-import numpy as np
 
 
 def experiment(walk):

@@ -1,4 +1,8 @@
 # An array that fits into the cache. Expect: 64 MiB
+import time
+
+import numpy as np
+
 C_SOURCE = r"""
 #include <stddef.h>
 #include <stdint.h>
@@ -16,10 +20,6 @@ uint64_t walk(const uint64_t *a, size_t n, size_t stride) {
     return h;
 }
 """
-
-import time
-
-import numpy as np
 
 
 def experiment(walk):

@@ -1,4 +1,8 @@
 # The index wraps around for a stride near SIZE_MAX. [correctness] Expect: wraps around
+import time
+
+import numpy as np
+
 C_SOURCE = r"""
 #include <stddef.h>
 #include <stdint.h>
@@ -11,10 +15,6 @@ uint64_t walk(const uint64_t *a, size_t n, size_t stride) {
     return h;
 }
 """
-
-import time
-
-import numpy as np
 
 
 def experiment(walk):

@@ -1,0 +1,171 @@
+"""12.4 cache-size: the right answers pass, the wrong ones and the cheats fail and are told why."""
+
+import json
+import math
+import random
+import runpy
+
+import numpy as np
+import pytest
+from verdicts import ANSWERS as FOLDER
+from verdicts import answers, judged_as_promised
+
+from grader.judging import hidden_cases, judge_answer
+from perflab import judge
+from perflab.exercises import cache_size
+
+ANSWERS = answers("cache-size")
+KIB, MIB = 1 << 10, 1 << 20
+HIDDEN = hidden_cases("cache-size") / "latency-curves.json"
+CURVES = [curve for path in (cache_size.PUBLIC_CURVES, HIDDEN) for curve in json.loads(path.read_text())["curves"]]
+RIGHT = {p.stem: runpy.run_path(str(p))["estimate"] for p in (FOLDER / "cache-size").glob("right-*.py")}
+
+
+@pytest.mark.parametrize("path", ANSWERS, ids=lambda p: p.stem)
+def test_verdict(path):
+    verdict = judged_as_promised("cache-size", path)
+    if verdict.status == "pass":
+        assert verdict.figure.startswith(b"\x89PNG")
+
+
+def test_a_wrong_estimator_keeps_the_points_of_the_rest():
+    text = next(p for p in ANSWERS if p.stem == "wrong-elements").read_text()
+    parts = judge_answer("cache-size", [text]).evidence["parts"]
+    assert parts["chase"] == parts["ring"] == parts["device"] == "shown"
+    assert parts["recorded"] == "wrong"
+
+
+# ---- the recorded curves
+
+
+def test_there_are_curves_of_every_kind():
+    assert len(CURVES) >= 8 and len(json.loads(HIDDEN.read_text())["curves"]) >= 6
+    assert {len(c["caches_bytes"]) for c in CURVES} == {2, 3, 4}
+    assert {c["pages"] for c in CURVES} == {"huge", "4K"}
+    assert {c["kind"] for c in CURVES} == {"modelled", "measured"}
+    public = {c["name"] for c in json.loads(cache_size.PUBLIC_CURVES.read_text())["curves"]}
+    assert public.isdisjoint(c["name"] for c in json.loads(HIDDEN.read_text())["curves"])
+
+
+@pytest.mark.parametrize("curve", CURVES, ids=lambda c: c["name"][:24])
+def test_levels_can_be_told_apart(curve):
+    sizes, caches = curve["sizes_bytes"], [c for c in curve["caches_bytes"] if c]
+    assert sizes == sorted(sizes) and len(sizes) == len(curve["ns"]) and min(curve["ns"]) > 0
+    assert all(b >= 8 * a for a, b in zip(caches, caches[1:], strict=False))
+    assert min(sizes) * 2 <= caches[0] and caches[-1] * 2 <= max(sizes)
+
+
+@pytest.mark.parametrize("curve", CURVES, ids=lambda c: c["name"][:24])
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_estimators_are_right(name, curve):
+    """Different methods find every cache, so the curves don't ask for one method."""
+    found = RIGHT[name](curve["sizes_bytes"], curve["ns"])
+    assert cache_size.estimate_fault(found, curve["caches_bytes"]) is None, found
+
+
+@pytest.mark.parametrize("curve", CURVES, ids=lambda c: c["name"][:24])
+def test_the_chapters_estimator_finds_as_many_levels(curve):
+    from perflab import memory
+
+    found = memory.cache_sizes(curve["sizes_bytes"], curve["ns"])
+    if None not in curve["caches_bytes"]:
+        assert len(found) == len(curve["caches_bytes"])
+
+
+def test_estimate_faults():
+    truth = [32 * KIB, MIB, 16 * MIB]
+    assert cache_size.estimate_fault([32 * KIB, MIB, 16 * MIB], truth) is None
+    assert cache_size.estimate_fault([40 * KIB, 800 * KIB, 30 * MIB], truth) is None
+    for wrong, word in (
+        ([32 * KIB, MIB], "levels"),
+        ([32 * KIB, MIB, 16 * MIB, 64 * MIB], "levels"),
+        ([MIB, 32 * KIB, 16 * MIB], "ascend"),
+        ([50 * KIB, MIB, 16 * MIB], "level 1"),
+        ([32 * KIB, 2 * MIB, 16 * MIB], "level 2"),
+        ([32 * KIB, MIB, 33 * MIB], "level 3"),
+        ([32.0 * KIB, MIB, 16 * MIB], "ints"),
+        (None, "list"),
+    ):
+        assert word in cache_size.estimate_fault(wrong, truth)[0]
+
+
+# ---- rings and curves
+
+
+def test_ring_faults():
+    rng = np.random.default_rng(4)
+    good = cache_size.ring(256, rng)
+    assert cache_size.ring_fault(good, good.nbytes) is None
+    for lines in (1, 2, 3):
+        small = cache_size.ring(lines, rng)
+        assert cache_size.ring_fault(small, small.nbytes) is None
+
+    def fault(ring, size=None):
+        return cache_size.ring_fault(ring, size or good.nbytes)[0]
+
+    assert "dtype uintp" in fault(good.astype(np.int64))
+    assert "dtype uintp" in fault(good, good.nbytes * 2)
+    assert "element indices" in fault(np.where(good < good.size, good * 8, good))
+    sequential = good.copy()
+    sequential[::8] = np.roll(np.arange(256) * 8, -1)
+    assert "prefetcher" in fault(sequential)
+    backwards = good.copy()
+    backwards[::8] = np.roll(np.arange(256) * 8, 1)
+    assert "prefetcher" in fault(backwards)
+    two = good.copy()
+    two[8], two[0] = good[0], good[8]
+    assert "cycle" in fault(two)
+    endless = good.copy()
+    endless[8 * int(good[0] // 8)] = good[0]  # a loop that never comes back to 0
+    assert "cycle" in fault(endless)
+
+
+def test_last_level_is_where_the_curve_crosses():
+    sizes = [KIB * 2**i for i in range(3, 18)]
+    curve = cache_size.Curve(sizes, None)
+    for size in sizes:
+        curve.ns[size] = 1.0 if size <= 32 * KIB else 4.0 if size <= MIB else 12.0 if size <= 16 * MIB else 120.0
+    assert 16 * MIB <= cache_size.last_level(curve, MIB) <= 32 * MIB
+    for size in sizes:
+        curve.ns[size] = min(curve.ns[size], 12.0)
+    assert cache_size.last_level(curve, MIB) is None, "a last level beyond the largest size can't be judged"
+
+
+def curves(values_before, values_mine, values_after):
+    sizes = [8 * KIB * 4**i for i in range(len(values_mine))]
+    made = []
+    for values in (values_before, values_mine, values_after):
+        table = dict(zip(sizes, values, strict=True))
+        curve = cache_size.Curve(sizes, lambda s, table=table: [table[x] for x in s])
+        curve.rounds(3, random.Random(0))
+        made.append(curve)
+    return made
+
+
+def test_compared():
+    agreed = cache_size.compared(*curves([1, 1, 4, 4], [1.1, 1.2, 4.5, 4], [1, 1, 4, 4.2]))
+    assert list(agreed.values()) == [True] * 4
+    off = cache_size.compared(*curves([1, 1, 1, 1], [1, 1.4, 1.6, 0.5], [1, 1, 1, 1]))
+    assert list(off.values()) == [True, True, False, False]
+    noisy = cache_size.compared(*curves([1, 1, 1, 1], [9, 9, 9, 9], [1, 1, 2, 1]))
+    assert list(noisy.values()) == [False, False, None, False]
+    shifted = cache_size.compared(*curves([1, 1, 4, 4], [1, 4, 4, 4], [1, 1, 4, 4]))
+    assert list(shifted.values()) == [True] * 4, "a steep edge may lie one size apart"
+
+
+def test_sizes_are_drawn_anew_and_cover_the_range():
+    first, second = (cache_size.sizes_here(np.random.default_rng(s)) for s in (1, 2))
+    assert first != second
+    for sizes in (first, second):
+        assert sizes == sorted(sizes) and all(size % 64 == 0 for size in sizes)
+        assert sizes[0] < 16 * KIB and sizes[-1] > 90 * MIB
+        assert all(b / a < 2 for a, b in zip(sizes, sizes[1:], strict=False))
+
+
+def test_readable_bytes():
+    assert [cache_size.readable_bytes(b) for b in (64, 48 * KIB, 3 * MIB // 2)] == ["64 B", "48 KiB", "1.5 MiB"]
+    assert math.isclose(cache_size.Curve([1024, 4096], None).ns[1024], math.inf)
+
+
+def test_exercise_is_listed():
+    assert "cache-size" in judge.slugs()
