@@ -28,11 +28,6 @@ from grader.course_files import split_grade_id
 from grader.rebuild import answer_cells, grade_id_of, missing_answers
 from grader.store import Store, hardware_class, key_of
 
-STATUS_WORDS = {
-    "pass": "Passed 通过",
-    "fail": "Not yet right 未通过",
-    "inconclusive": "Could not be decided 无法判定",
-}
 SHOWN_MIMES = ("text/plain", "image/png", "image/jpeg")
 
 
@@ -73,7 +68,9 @@ def perform(task: Task, unsafe: bool = False, run_timeout_s: int = 20) -> dict:
         verdict = judging.judge_answer(task.slug, list(task.cells), unsafe=unsafe)
         figure = base64.b64encode(verdict.figure).decode() if verdict.figure else None
         record = verdict.as_json() | {"reason": verdict.reason, "figure": figure}
-    return record | {"seconds": round(time.perf_counter() - start, 3), "made_at": time.time()}
+    # The judge's own figure, where there is one: it leaves out the wait for other measurements.
+    seconds = record.get("evidence", {}).get("seconds", round(time.perf_counter() - start, 3))
+    return record | {"seconds": seconds, "made_at": time.time()}
 
 
 def no_answer_record(slug: str, reason: tuple[str, str]) -> dict:
@@ -84,7 +81,7 @@ def no_answer_record(slug: str, reason: tuple[str, str]) -> dict:
         "points": 0,
         "max_points": None,  # the check cell knows
         "evidence": {},
-        "message": "\n\n".join(reason),
+        "message": f"Not passed: 0 points.\n✗ {reason[0]}\n\n未通过：0 分。\n✗ {reason[1]}",
         "reason": reason[0],
         "figure": None,
         "seconds": 0.0,
@@ -152,18 +149,9 @@ def check_outputs(record: dict, cell_points: float) -> list[NotebookNode]:
     The score is an execute_result with a number, which is how nbgrader gives partial credit; there is no error and no
     stderr output, for which it would give zero.
     """
-    status, points = record["status"], scaled_points(record, cell_points)
-    heading = f"{STATUS_WORDS[status]}: {points:g} / {cell_points:g}"
-    if status == "inconclusive":
-        heading = f"{STATUS_WORDS[status]}: to be graded by hand 由教师评分"
     outputs = [
         new_output(
-            "display_data",
-            data={
-                "text/html": f"<div><strong>{html.escape(heading)}</strong></div>"
-                + as_html(record["message"]),
-                "text/plain": f"{heading}\n\n{record['message']}",
-            },
+            "display_data", data={"text/html": as_html(record["message"]), "text/plain": record["message"]}
         )
     ]
     if record["figure"]:
@@ -175,7 +163,7 @@ def check_outputs(record: dict, cell_points: float) -> list[NotebookNode]:
                 metadata={"image/png": {"alt": alt}},
             )
         )
-    if status == "inconclusive":
+    if record["status"] == "inconclusive":
         evidence = json.dumps(record["evidence"], indent=1, ensure_ascii=False)
         outputs.append(
             new_output(
@@ -186,9 +174,8 @@ def check_outputs(record: dict, cell_points: float) -> list[NotebookNode]:
                 },
             )
         )
-    outputs.append(
-        new_output("execute_result", data={"text/plain": repr(float(points))}, execution_count=None)
-    )
+    score = repr(scaled_points(record, cell_points))
+    outputs.append(new_output("execute_result", data={"text/plain": score}, execution_count=None))
     return outputs
 
 

@@ -12,7 +12,6 @@ from nbgrader.preprocessors import (
     OverwriteCells,
     SaveAutoGrades,
 )
-
 from sqlalchemy.exc import SAWarning
 
 from grader import autograde
