@@ -46,6 +46,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import itertools
 import os
 import selectors
 import socket
@@ -119,6 +120,7 @@ class _Engine:
             s.setblocking(False)
         self.lost: dict[int, str] = {}
         self.closed = False
+        self.awake = False  # the thread has something to do and will look at `to_write` after it
         queue = collections.deque
         self.to_write: dict[tuple[int, bool], queue] = {channel: queue() for channel in self.outgoing}
         self.sends: dict[tuple[int, int], queue] = collections.defaultdict(queue)  # waiting for READY
@@ -215,7 +217,8 @@ class _Engine:
         queue.append([memoryview(frame), None if data else operation])
         if data:
             queue.append([data, operation])
-        self._write(channel)
+        if not self.awake:  # else the thread is about to write anyway, and all at once
+            self._write(channel)
 
     def _pair(self, operation: _Operation, wanted_bytes: int) -> None:
         """A send and the recv it belongs to have met."""
@@ -244,9 +247,8 @@ class _Engine:
         """Writes what the socket takes now; the thread goes on with the rest."""
         queue = self.to_write[channel]
         while queue:
-            data, operation = queue[0]
             try:
-                sent = self.outgoing[channel].send(data)
+                sent = self.outgoing[channel].sendmsg([data for data, _ in itertools.islice(queue, 16)])
             except BlockingIOError:
                 self._wake()
                 return
@@ -258,12 +260,15 @@ class _Engine:
                     )
                 queue.clear()
                 return
-            if sent < len(data):
-                queue[0][0] = data[sent:]
-                continue
-            queue.popleft()
-            if operation is not None:
-                operation.finish()
+            while sent:
+                data, operation = queue[0]
+                if sent < len(data):
+                    queue[0][0] = data[sent:]
+                    break
+                sent -= len(data)
+                queue.popleft()
+                if operation is not None:
+                    operation.finish()
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -337,6 +342,7 @@ class _Engine:
         channel_out = {s: channel for channel, s in self.outgoing.items()}
         while True:
             events = selector.select()
+            self.awake = True
             with self.lock:
                 if self.closed:
                     selector.close()
@@ -354,7 +360,10 @@ class _Engine:
                         if not lane:
                             self._lose(peer)
                 for channel, s in self.outgoing.items():
+                    if self.to_write[channel] and not watched.get(s, 0) & selectors.EVENT_WRITE:
+                        self._write(channel)
                     watch(s, selectors.EVENT_WRITE, bool(self.to_write[channel]))
+                self.awake = False
 
     def _read(self, channel: tuple[int, bool]) -> bool:
         """Reads what is there, about a quarter of a megabyte at most; False at the end of the stream."""
