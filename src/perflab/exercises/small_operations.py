@@ -195,12 +195,14 @@ def _reported(session, host, reference, parts, evidence) -> None:
         once_s = min(host.timed_call("$many", *args, 1)[1] for _ in range(2))
         times = max(1, min(200, round(0.02 / once_s)))
         serial, chained = [], []
-        for _ in range(5):
+        for _ in range(9):  # in turn, so that what slows the machine slows both
             serial.append(reference.timed_call("$many", *args, 1)[1])
             chained.append(host.timed_call("$many", *args, times)[1] / times)
         return median(serial), median(chained)
 
-    for _ in range(3):
+    # A disagreement counts only when it comes back: the figures are of different moments.
+    disagreed = 0
+    for _ in range(4):
         before = own()
         cpu_before_s = host.cpu_s()
         value, spent_s = host.timed_call("speedup", timeout_s=60)
@@ -224,13 +226,15 @@ def _reported(session, host, reference, parts, evidence) -> None:
                 "它必须运行两者并测量，而不是返回一个事先知道的数。",
             )  # fmt: skip
             return
+        ok = figures[0] / REPORT_WITHIN <= value <= figures[1] * REPORT_WITHIN
         if figures[1] / figures[0] <= REPORT_WITHIN:
-            break
+            disagreed += not ok
+            if ok or disagreed == 3:
+                break
     else:
         parts.add("reported", 2, None, f"`speedup` could not be checked: the judge's own figures were {figures[0]:.3g}× and {figures[1]:.3g}×.",
                   f"无法核对 `speedup`：评测器自己两次测得 {figures[0]:.3g}× 和 {figures[1]:.3g}×。")  # fmt: skip
         return
-    ok = figures[0] / REPORT_WITHIN <= value <= figures[1] * REPORT_WITHIN
     shown = f"{figures[0]:.3g}–{figures[1]:.3g}×"
     parts.add(
         "reported", 2, ok,
