@@ -39,7 +39,8 @@ def submissions(course: Path, assignment: str) -> list[tuple[str, Path]]:
     found = []
     for entry in os.scandir(submitted):
         folder = Path(entry.path) / assignment
-        if not entry.name.startswith(".") and os.path.lexists(folder):
+        # A link in place of a student's folder is a submission too, if one without content.
+        if not entry.name.startswith(".") and (os.path.lexists(folder) or entry.is_symlink()):
             found.append((safe_student_id(entry.name), folder))
     return sorted(found)
 

@@ -119,7 +119,16 @@ def release(assignment: str, course: Path = COURSE) -> bool:
         return False
     from grader import nbgrader_app
 
-    nbgrader_app.run("generate_assignment", [assignment, "--force"], course)
+    try:
+        nbgrader_app.run("generate_assignment", [assignment, "--force"], course)
+    except nbgrader_app.NbgraderFailed as error:
+        if "there are submissions associated" not in str(error):
+            raise
+        raise ValueError(
+            f"answer or check cells of {assignment} were added or removed, but it has been graded already, and nbgrader "
+            f"keeps grades and cells together. To drop its grades: nbgrader db assignment remove {assignment} --force; "
+            "then release it again"
+        ) from None
     return True
 
 

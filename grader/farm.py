@@ -19,6 +19,7 @@ from pathlib import Path
 from grader import nbgrader_app
 from grader.autograde import submissions, take_in
 from grader.course_files import COURSE, released_by_instructor
+from grader.intake import shown
 from grader.measure import Task, perform, tasks_of
 from grader.rebuild import grade_id_of, read_notebook, rebuild, submission_from
 from grader.store import Store, hardware_class
@@ -304,6 +305,14 @@ def main_grade(argv: list[str]) -> int:
     except GradingFailed as error:
         print(f"grade: {error}", file=sys.stderr)
         return 2
+    course = args.course_dir.resolve()
+    strays = sorted(path.name for path in (course / "submitted").glob("*") if path.is_file())
+    if strays:
+        print(
+            f"grade: in no student's folder, so not graded: {', '.join(map(shown, strays[:5]))}. "
+            "Sort returned files with: python -m grader collect FOLDER ASSIGNMENT",
+            file=sys.stderr,
+        )
     if args.json:
         for row in result:
             print(json.dumps(asdict(row), ensure_ascii=False))

@@ -165,8 +165,11 @@ def test_locked_gradebook_loses_nothing(course, fake_judge, monkeypatch):
 
 
 def test_nothing_handed_in_and_no_such_assignment(course):
+    (course.folder / "submitted").mkdir()
+    (course.folder / "submitted" / "zoe_12-2.ipynb").touch()
     done = grade(course)
     assert done.returncode == 0 and "0 submissions of 12-2" in done.stdout
+    assert "zoe_12-2.ipynb" in done.stderr and "python -m grader collect" in done.stderr
     done = command("grader", "grade", "12-9", f"--course-dir={course.folder}")
     assert done.returncode == 2 and "python -m grader release 12-9" in done.stderr
 

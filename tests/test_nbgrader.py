@@ -270,6 +270,18 @@ def test_release_is_the_same_twice(released_course, tmp_path):
     assert again.notebook("release") == released_course.notebook("release")
 
 
+def test_changed_cells_of_a_graded_assignment_are_explained(course, fake_judge, monkeypatch, tmp_path):
+    from grader import course_files
+
+    course.submit("alice")
+    autograde(course)
+    text = (course_files.SOLUTIONS / "12-2.md").read_text()
+    monkeypatch.setattr(course_files, "SOLUTIONS", tmp_path)
+    (tmp_path / "12-2.md").write_text(text.replace("grade_id: async-on-cpu-check", "grade_id: other-check"))
+    with pytest.raises(ValueError, match="nbgrader db assignment remove 12-2 --force"):
+        course_files.release("12-2", course.folder)
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "solutions").glob("*.md")), ids=lambda path: path.stem)
 def test_every_assignment_is_complete(path):
     """Each exercise of an assignment: prompt in both languages, answer cell, check with the judge's points."""
