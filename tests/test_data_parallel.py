@@ -1,0 +1,85 @@
+"""12.5 data-parallel: verdicts, the right answers on Gloo too, and the judge's own parts."""
+
+import numpy as np
+import pytest
+import torch
+from perflab import links
+from perflab.exercises import data_parallel
+from perflab.wire import Tensor
+from torch import nn
+from torch.nn.functional import cross_entropy
+from verdicts import ANSWERS, answers, judged_as_promised
+
+
+@pytest.mark.parametrize("path", answers("data-parallel"), ids=lambda p: p.stem)
+def test_verdict(path):
+    verdict = judged_as_promised("data-parallel", path)
+    if verdict.status == "pass":
+        assert verdict.figure.startswith(b"\x89PNG")
+        assert [run["world"] for run in verdict.evidence["runs"]] == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def network():
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def batches():
+    generator = torch.Generator().manual_seed(1)
+    for n in (10, 2, 7):
+        yield (
+            torch.randn(n, 8, generator=generator),
+            torch.randint(3, (n,), generator=generator),
+            torch.rand(n, generator=generator) + 0.1,
+        )
+
+
+def train(rank, world, source):
+    namespace = {}
+    exec(source, namespace)
+    model = network()
+    for batch in batches():
+        namespace["train_step"](model, batch, world, rank, 0.3)
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("backend", ["links", "gloo"])
+@pytest.mark.parametrize("name", ["right-reference", "right-per-parameter", "right-point-to-point"])
+def test_right_answers_on_links_and_on_gloo(backend, name):
+    source = (ANSWERS / "data-parallel" / f"{name}.py").read_text()
+    model = network()
+    for x, y, weight in batches():
+        model.zero_grad()
+        ((cross_entropy(model(x), y, reduction="none") * weight).sum() / weight.sum()).backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.3 * p.grad
+    for parameters in links.run(train, 3, source, backend=backend).values:
+        for got, expected in zip(parameters, model.parameters(), strict=True):
+            assert torch.allclose(got, expected, atol=1e-5)
+
+
+def test_shards_are_checked():
+    batch = data_parallel._batch(np.random.default_rng(0), 5)
+
+    def cut(*ranges):
+        return [tuple(Tensor(t.array[list(r)]) for t in batch) for r in ranges]
+
+    mistake = data_parallel._shard_mistake
+    assert mistake(batch, cut(range(3), range(3, 5)), 2) is None
+    assert mistake(batch, cut([0, 2, 4], [3, 1]), 2) is None
+    assert "share an example" in mistake(batch, cut(range(3), range(2, 5)), 2)[0]
+    assert "are on no rank" in mistake(batch, cut(range(2), range(3, 5)), 2)[0]
+    assert "differ by at most 1" in mistake(batch, cut(range(4), range(4, 5)), 2)[0]
+    swapped = cut(range(3), range(3, 5))
+    swapped[0] = (swapped[0][0], swapped[0][1], Tensor(swapped[0][2].array[::-1].copy()))
+    assert "not in the batch" in mistake(batch, swapped, 2)[0]
+    assert "tuple (x, y, weight)" in mistake(batch, [None, None], 2)[0]
+
+
+def test_weights_make_a_mean_of_means_wrong():
+    """The batches must tell the right loss from a mean of the shards' means by far more than the tolerance."""
+    for seed in range(20):
+        _, _, weight = data_parallel._batch(np.random.default_rng(seed), 8)
+        halves = weight.array[:4].sum(), weight.array[4:].sum()
+        assert abs(halves[0] / halves[1] - 1) > 1e-3
