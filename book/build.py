@@ -264,11 +264,11 @@ def release_student_notebooks(book: Book) -> None:
 # ── translating ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def make_templates(book: Book) -> Path:
+def make_templates(book: Book, strict: bool = True) -> Path:
     """Extract the English strings: one `<page>.pot` a page, in the folder returned."""
     folder = book.work / "gettext"
     shutil.rmtree(folder, ignore_errors=True)
-    sphinx(book, "en", builder="gettext", out=folder)
+    sphinx(book, "en", builder="gettext", out=folder, strict=strict)
     return folder
 
 
@@ -311,7 +311,7 @@ def update_po(book: Book) -> None:
     from babel.messages import pofile
 
     execute_pages(book, force=False)
-    templates = make_templates(book)
+    templates = make_templates(book, strict=False)  # a link may wait for its page, the translation need not
     folder = book.locale / "zh_CN" / "LC_MESSAGES"
     folder.mkdir(parents=True, exist_ok=True)
     for page in book.asked_for:
@@ -399,13 +399,14 @@ def unpack_vendor(book: Book) -> Path:
     return folder
 
 
-def sphinx(book: Book, edition: str, *, builder: str, out: Path) -> None:
-    """Run Sphinx for one edition; every warning is an error (in a preview only a message)."""
-    doctrees = book.work / "doctrees" / f"{edition}-{builder}"
+def sphinx(book: Book, edition: str, *, builder: str, out: Path, strict: bool = True) -> None:
+    """Run Sphinx for one edition; every warning is an error (if not `strict`, or in a preview, a message)."""
+    # Sphinx is silent about a page that it has stored: a strict run must not find what a lenient one left.
+    doctrees = book.work / "doctrees" / f"{edition}-{builder}{'' if strict else '-lenient'}"
     # -a: navigation, titles and search on each page depend on all the others; writing is cheap, reading is cached.
     command = [sys.executable, "-m", "sphinx", "-q", "-a", "-b", builder, "-n", "--keep-going"]
     command += ["-c", str(write_conf(book, edition)), "-d", str(doctrees)]
-    if not book.preview:
+    if strict and not book.preview:
         command += ["-W"]
     try:
         _run([*command, str(book.source), str(out)], f"Sphinx: the {builder} of the edition {edition!r} has warnings or errors")

@@ -12,7 +12,7 @@ import nbformat
 import polib
 
 # What may stand before the text of a block of Markdown: marks of lists, headings, quotations, tables.
-_LEAD = r"(?:[ \t]*(?:[-*+]|\d+\.|[#>|:]+)[ \t]+)*[ \t]*"
+_LEAD = r"(?:^[ \t]*(?:(?:[-*+]|\d+\.|[#>|:]+)[ \t]+)*|(?<=\|)[ \t]*)"
 _ADMONITION = re.compile(
     r"^(?P<fence>:{3,}|`{3,})\{(?P<kind>note|tip|warning|important|seealso|admonition|dropdown|hint)\}[ \t]*"
     r"(?P<title>[^\n]*)\n(?P<options>(?::\w+:[^\n]*\n)*)(?P<body>.*?)^(?P=fence)[ \t]*$",
@@ -26,7 +26,7 @@ _LINK = re.compile(r"\[([^\]]*)\]\(([\w.-]+)\.md(?:#[^)]*)?\)")
 _ROLE_WITH_TEXT = re.compile(r"\{[\w:-]+\}`([^`<]+?)\s*<[^`>]+>`")
 _ROLE = re.compile(r"\{[\w:-]+\}`([^`]+)`")
 _ATTRIBUTES = re.compile(r"^\{[.#][^}\n]*\}[ \t]*\n|(?<=[\])`])\{[.#][^}\n]*\}", re.M)
-_LEFT = re.compile(r"^(?:`{3,}|:{3,})\{[\w-]+\}|\{[\w:-]+\}`", re.M)
+_LEFT = re.compile(r"^(?:> ?)*(?:`{3,}|:{3,})\{[\w-]+\}|\{[\w:-]+\}`", re.M)
 _TITLES = {
     "en": {"note": "Note", "tip": "Tip", "warning": "Warning", "important": "Important", "seealso": "See also", "hint": "Hint"},
     "zh": {"note": "注意", "tip": "提示", "warning": "警告", "important": "重要", "seealso": "参见", "hint": "提示"},
@@ -82,10 +82,8 @@ def translate(text: str, entries) -> str:
         if not entry.msgstr or entry.fuzzy or entry.obsolete:
             continue
         words = r"(?:[ \t]*\n[ \t>]*|[ \t]+)".join(map(re.escape, entry.msgid.split()))
-        block = re.compile(rf"(?:(?<=\n)|^)({_LEAD}|[^\n]*\|[ \t]*)({words})(?=[ \t]*(?:\n|$|\|))")
-        before = None
-        while text != before:  # equal cells of one row of a table are found one at a time
-            before, text = text, block.sub(lambda m, new=entry.msgstr: m.group(1) + new, text)
+        block = re.compile(rf"({_LEAD})({words})(?=[ \t]*(?:$|\|))", re.M)
+        text = block.sub(lambda m, new=entry.msgstr: m.group(1) + new, text)
     return text
 
 

@@ -105,6 +105,8 @@ class StudentNotebook(SphinxDirective):
     required_arguments = 1
 
     def run(self):
+        if self.env.app.builder.name == "gettext":
+            return []  # nothing here to translate, and the notebook need not be there yet
         name = self.arguments[0]
         path = Path(self.config.book_student_notebooks, f"{name}.ipynb")
         if not path.is_file():
