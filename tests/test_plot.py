@@ -5,6 +5,7 @@ import itertools
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -122,6 +123,50 @@ def test_show_displays_alternative_text_and_both_languages(monkeypatch):
     assert about["zh"].startswith("<?xml") and about["zh"] != data["image/svg+xml"]
 
 
+def book_images(language, builder, metadata):
+    """What MyST-NB is given for an output, in an edition of the book."""
+    from docutils import nodes
+    from myst_nb.core.render import MimeData
+
+    written = []
+
+    def render_image(data):
+        written.append(data.content)
+        return [nodes.image(uri=f"{len(written)}.svg")]
+
+    env = SimpleNamespace(
+        config=SimpleNamespace(language=language),
+        app=SimpleNamespace(builder=SimpleNamespace(name=builder)),
+    )
+    renderer = SimpleNamespace(renderer=SimpleNamespace(sphinx_env=env), render_image=render_image)
+    data = MimeData("image/svg+xml", plot.svg(example()), output_metadata={"image/svg+xml": metadata})
+    return plot.BookImages.handle_mime(renderer, data, False), written
+
+
+def test_the_book_shows_one_version_a_theme_with_the_alternative_text():
+    images, written = book_images("en", "html", {"alt": "A line."})
+    assert [image["alt"] for image in images] == ["A line.", "A line."]
+    assert [image["classes"] for image in images] == [["only-light"], ["only-dark"]]
+    for colour, content in zip((plot._TEXT_ON_LIGHT, plot._TEXT_ON_DARK), written, strict=True):
+        assert colour in content and plot.TEXT not in content
+
+
+def test_the_chinese_edition_shows_the_chinese_figure():
+    _, written = book_images("zh_CN", "html", {"alt": "A line.", "zh": '<svg viewBox="0 0 2 1">图</svg>'})
+    assert all("图" in content for content in written)
+    _, written = book_images("en", "html", {"alt": "A line.", "zh": '<svg viewBox="0 0 2 1">图</svg>'})
+    assert not any("图" in content for content in written)
+
+
+def test_translators_see_an_alternative_text_once():
+    images, _ = book_images("en", "gettext", {"alt": "A line."})
+    assert [image["alt"] for image in images] == ["A line."]
+
+
+def test_other_images_are_left_to_the_book():
+    assert book_images("en", "html", {})[0] is None
+
+
 def test_a_heavy_figure_becomes_a_png(monkeypatch):
     shown = []
     monkeypatch.setattr("IPython.display.display", lambda data, **kwargs: shown.append(data))
@@ -134,6 +179,12 @@ def test_a_heavy_figure_becomes_a_png(monkeypatch):
 def test_png_is_a_transparent_png():
     image = Image.open(io.BytesIO(plot.png(example())))
     assert image.mode == "RGBA" and image.getpixel((1, 1))[3] == 0
+
+
+def test_timelines_can_share_scale_and_legend():
+    fig = plot.timeline([("a", "", 0, 1, "work")], kinds=["work", "wait"], end_s=4)
+    assert fig.axes[0].get_xlim() == (0, 4)
+    assert [text.get_text() for text in fig.legends[0].get_texts()] == ["work", "wait"]
 
 
 def test_timeline_draws_each_span_in_its_lane():
