@@ -277,3 +277,43 @@ def test_collect_command(course, tmp_path):
     assert Path(course.folder / "submitted/zoe/12-2/12-2.ipynb").is_file()
     assert command("grader", "collect", str(returned / "no"), "12-2").returncode == 2
     assert command("grader", "collect", str(returned), "12-2", "--pattern", "(").returncode == 2
+
+
+# ------------------------------------------------------------ bad answers, the real judge
+
+
+def without_measure(code):
+    """The right solution with `code` in place of its first function."""
+
+    def edit(source):
+        return source.replace("def measure", f"{code}\n\n\ndef _unused", 1)
+
+    return edit
+
+
+BAD_ANSWERS = {
+    "does not parse": ("def measure(launch, wait:", "SyntaxError"),
+    "null byte": ("x = '\0'", "null byte"),
+    "prints for ever": ("while True:\n    print('x' * 1000)", "print"),
+    "wants 100 GB": ("x = bytearray(100_000_000_000)", "MemoryError"),
+    "returns the wrong type": ("def measure(launch, wait):\n    return 'fast'", "it returned str"),
+    "leaves quietly": ("import os\nos._exit(0)", "ended"),
+    "asks a question": ("x = input('your name?')", "input"),
+    "recurses": ("def f():\n    return f()\n\n\nf()", "RecursionError"),
+    "shadows modules": (
+        "import sys\nsys.modules['perflab'] = sys.modules['torch'] = None\nimport torch",
+        "torch",
+    ),
+}
+
+
+def test_bad_answers_each_get_a_row_with_a_reason(course):
+    for name, (code, _) in BAD_ANSWERS.items():
+        course.submit(name, course.solution(without_measure(code)))
+    course.submit("right")
+    rows = rows_of(grade(course, "--json"))
+    assert set(rows) == {"right", *BAD_ANSWERS}
+    assert rows["right"]["score"] == 10
+    for name, (_, says) in BAD_ANSWERS.items():
+        assert rows[name]["status"] == "fail" and rows[name]["score"] < 10, rows[name]
+        assert says.casefold() in rows[name]["reason"].casefold(), rows[name]

@@ -334,6 +334,16 @@ def test_plain_commands_from_release_to_feedback(course):
         assert (course.folder / "feedback" / student / "12-2" / "12-2.html").is_file()
 
 
+def test_first_command_where_the_environment_is_not_activated(tmp_path):
+    from grader import course_files
+
+    course_files.write_source("12-2", tmp_path)
+    bare = {"PATH": "/usr/bin:/bin"}
+    done = command("nbgrader", "generate_assignment", "12-2", f"--course-dir={tmp_path}", environment=bare)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "release" / "12-2" / "12-2.ipynb").is_file()
+
+
 def test_exchange_there_and_back(course, tmp_path):
     """release_assignment → fetch_assignment → submit → collect, each as its user calls it."""
     exchange = tmp_path / "exchange"
