@@ -1,8 +1,14 @@
 """12.6 fault-tolerance: verdicts, and the reference at every kind of moment on a cluster without a judge."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from grader.judging import hidden_cases
 from perflab import cluster
@@ -104,3 +110,19 @@ def test_moments_are_described_in_both_languages():
     en, zh = Point("primary", "primary", "worker-1", 4, 0.5).said()
     assert "in the middle of message 5 from primary to worker-1" in en
     assert "第 5 条" in zh
+
+
+def test_nothing_outlives_a_killed_judge():
+    """kill -9 of the judge in the middle: wires, sandboxes and nodes end too."""
+    answer = ANSWERS / "fault-tolerance" / "right-reference.py"
+    command = [sys.executable, "-m", "grader", "judge", "fault-tolerance", str(answer)]
+    judge = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=Path(__file__).parent.parent)
+    deadline, seen = time.monotonic() + 60, []
+    while time.monotonic() < deadline and len(seen) < 12:  # warm parent, forwarder, five nodes with their keepers, boxes
+        seen = psutil.Process(judge.pid).children(recursive=True)
+        time.sleep(0.02)
+    assert len(seen) >= 12
+    judge.send_signal(signal.SIGKILL)
+    judge.wait()
+    gone, alive = psutil.wait_procs(seen, timeout=15)
+    assert not alive, [p.cmdline() for p in alive]

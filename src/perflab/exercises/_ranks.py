@@ -33,6 +33,17 @@ def join(rank, world, peers, timeout_s, collectives):
 '''
 
 
+def patiently(run):
+    """run(), and again where the machine, not the answer, had no thread left: all sandboxes share one user's limit."""
+    for pause_s in (1.0, 3.0, None):
+        try:
+            return run()
+        except AnswerFailed as error:
+            if pause_s is None or "can't start new thread" not in error.en:
+                raise
+        time.sleep(pause_s)
+
+
 class Group:
     """`world` ranks that run the answer (or, with `source`, the judge's own code) with links between `pairs`.
 
@@ -45,26 +56,28 @@ class Group:
         collectives=(), source: str | None = None, helpers: str = "", group: bool = True, pinned: bool = True,
     ):  # fmt: skip
         self.world = world
-        self.wires = Wires(
-            world, bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s, pairs=pairs, lanes=True
-        )
-        self.hosts: list = []
-        self.threads = ThreadPoolExecutor(world, thread_name_prefix="rank")
-        try:
-            for rank in range(world):
-                ends, lanes = self.wires.ends(rank), self.wires.lanes(rank)
-                fds = {f"wire-{peer}": end.fileno() for peer, end in ends.items()}
-                fds |= {f"lane-{peer}": lane.fileno() for peer, lane in lanes.items()}
-                options = {"fds": fds} if pinned else {"fds": fds, "cpus": None}
-                host = session.answer(**options) if source is None else session.trusted(source, **options)
-                self.hosts.append(host)
-                self.wires.hand_over(rank)
-                host.define(_JOIN + helpers)
-                if group:
-                    host.call("$join", rank, world, sorted(ends), WAIT_S, list(collectives))
-        except BaseException:
-            self.close()
-            raise
+
+        def start() -> None:
+            self.wires = Wires(world, bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s, pairs=pairs, lanes=True)
+            self.hosts: list = []
+            self.threads = ThreadPoolExecutor(world, thread_name_prefix="rank")
+            try:
+                for rank in range(world):
+                    ends, lanes = self.wires.ends(rank), self.wires.lanes(rank)
+                    fds = {f"wire-{peer}": end.fileno() for peer, end in ends.items()}
+                    fds |= {f"lane-{peer}": lane.fileno() for peer, lane in lanes.items()}
+                    options = {"fds": fds} if pinned else {"fds": fds, "cpus": None}
+                    host = session.answer(**options) if source is None else session.trusted(source, **options)
+                    self.hosts.append(host)
+                    self.wires.hand_over(rank)
+                    host.define(_JOIN + helpers)
+                    if group:
+                        host.call("$join", rank, world, sorted(ends), WAIT_S, list(collectives))
+            except BaseException:
+                self.close()
+                raise
+
+        patiently(start)
 
     def call(self, name: str, arguments, *, timeout_s: float = 20.0) -> tuple[list, float]:
         """Calls `name(*arguments[rank])` on all ranks at once: (values by rank, seconds until the last had returned).

@@ -136,6 +136,17 @@ def judge(session: Session) -> Verdict:
         return parts.verdict(evidence=evidence)
     _judge_loads(parts, evidence, loads)
     found = None
+    most = max(loads[TIMED_WORLD].values())
+    limit = 2 * (TIMED_WORLD - 1) / TIMED_WORLD / SPEEDUP
+    if most > limit:  # the fullest link alone takes too long, whatever a clock would say
+        parts.add(
+            "faster", 4, False,
+            f"With {TIMED_WORLD} ranks one link carries {most:.2f} times the tensor. That alone takes more than {limit:.2f} N/B, and to be {SPEEDUP}"
+            f" times as fast as the one-way ring, which takes {2 * (TIMED_WORLD - 1) / TIMED_WORLD:.2f} N/B, it may not.",
+            f"{TIMED_WORLD} 个进程时，有一条链路要传张量的 {most:.2f} 倍，仅此就超过 {limit:.2f} N/B；而单向环需要"
+            f" {2 * (TIMED_WORLD - 1) / TIMED_WORLD:.2f} N/B，要比它快 {SPEEDUP} 倍就不能这么久。",
+        )  # fmt: skip
+        return parts.verdict(evidence=evidence)
     with parts.attempt("faster", 4):
         found = _judge_speed(session, parts, evidence)
     return parts.verdict(evidence=evidence, figure=_figure(loads, found))
@@ -219,18 +230,19 @@ def _mistake(inputs, results) -> tuple[str, str] | None:
 
 def _sum_hint(inputs, result, total, rank) -> tuple[str, str]:
     world = len(inputs)
+    ragged_en = ragged_zh = ""
+    if len(total) % world:
+        ragged_en = "The length does not divide by the number of ranks: do all ranks cut the same chunks?"
+        ragged_zh = "长度不能被进程数整除：各进程切出的块是否一致？"
     if world > 1 and result.tobytes() == inputs[rank].tobytes():
-        return "The tensor was left as it was.", "张量没有被改动。"
+        return f"The tensor was left as it was. {ragged_en}", f"张量没有被改动。{ragged_zh}"
     if world > 1 and np.allclose(result.astype(np.float64) * world, total, rtol=1e-4):
         return "That is the mean; the sum is asked for.", "这是平均值，题目要的是总和。"
     magnitude = np.sum(np.abs(inputs), axis=0, dtype=np.float64)
     if inputs[0].dtype == np.int64 and (np.abs((result - total).astype(np.float64)) <= 1e-6 * magnitude).all():
         return "Numbers of 2⁴⁰ don't survive a float32: keep the tensor's dtype.", "2⁴⁰ 大小的整数放不进 float32：请保持张量原来的 dtype。"
-    if len(total) and len(total) % world:
-        return (
-            "The length does not divide by the number of ranks: do all ranks cut the same chunks?",
-            "长度不能被进程数整除：各进程切出的块是否一致？",
-        )
+    if ragged_en:
+        return ragged_en, ragged_zh
     return (
         "Follow one chunk round the ring on paper: who adds it, and when does it come back complete?",
         "请在纸上跟踪一个块绕环一圈：谁把它加进去，它何时完整地传回来？",

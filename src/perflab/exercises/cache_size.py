@@ -147,8 +147,12 @@ def judge(session: Session) -> Verdict:
                   "`chase` 和 `make_ring` 正确之后才会评判 `latency`。")  # fmt: skip
         return parts.verdict(evidence=evidence)
     host = ready(host)
+    measured = True
     with parts.attempt("device", 2):
-        _judge_on_device(session, host, parts, evidence)
+        measured = _judge_on_device(session, host, parts, evidence)
+    if measured is False:
+        parts.add("here", 3, False, "Figures that were not measured do not count.", "不是测量得到的数值不计分。")
+        return parts.verdict(evidence=evidence)
     host = ready(host)
     picture = None
     with parts.attempt("here", 3):
@@ -382,7 +386,8 @@ def _latency(value) -> float:
     return float(value)
 
 
-def _judge_on_device(session, host, parts, evidence) -> None:
+def _judge_on_device(session, host, parts, evidence) -> bool | None:
+    """False where `latency` measures nothing."""
     device = Device(session.rng, host.call("$round_trips", Proxy(lambda: None), 50, inference=False))
     rows = []
     for n_bytes in (8 * KIB, 40 * KIB, 192 * KIB, 8 * KIB, 640 * KIB):
@@ -392,7 +397,7 @@ def _judge_on_device(session, host, parts, evidence) -> None:
             value = _latency(host.call("$latency_on_device", Proxy(device), n_bytes, timeout_s=30, inference=False))
             if device.calls == 0:
                 parts.add("device", 2, False, "`latency` did not call the `chase` it was given.", "`latency` 没有调用传入的 `chase`。")
-                return
+                return False
             if device.size * 8 != n_bytes:
                 parts.add("device", 2, False, f"`latency(chase, {n_bytes})` chased through an array of {device.size * 8} bytes.",
                           f"`latency(chase, {n_bytes})` 遍历的数组是 {device.size * 8} 字节。")  # fmt: skip
@@ -420,11 +425,14 @@ def _judge_on_device(session, host, parts, evidence) -> None:
 
 
 def sizes_here(rng) -> list[int]:
-    """The judge's sizes, bytes: three an octave to 4 MiB, two an octave to 64 MiB, two beyond; shifted by a secret fraction."""
+    """The judge's sizes, bytes: three an octave to 4 MiB, then some to 128 MiB; shifted by a secret fraction.
+
+    Few are large, because making and walking a ring of 100 MiB costs a good part of a second, six times over.
+    """
     shift = float(rng.uniform(0, 1 / 3))
     small = [8 * KIB * 2 ** (i / 3 + shift) for i in range(27)]
-    middle = [4 * MIB * 2 ** (i / 2 + shift) for i in range(8)]
-    return [round(size / 64) * 64 for size in (*small, *middle, 64 * MIB * 2**shift, 100 * MIB * 2**shift)]
+    large = [mib * MIB * 2**shift for mib in (4, 6, 10, 16, 24, 38, 64, 100)]
+    return [round(size / 64) * 64 for size in (*small, *large)]
 
 
 class Curve:
@@ -467,18 +475,18 @@ def _judge_here(session, host, parts, evidence) -> bytes:
         return [_latency(host.call("$latency_here", size, timeout_s=20, inference=False)) for size in shuffled]
 
     before, mine, after = Curve(sizes, probed), Curve(sizes, answered), Curve(sizes, probed)
-    before.rounds(4, order)
+    before.rounds(3, order)
     mine.rounds(ROUNDS, order)
-    after.rounds(4, order)
+    after.rounds(3, order)
     system = {cache["level"]: cache["size_bytes"] for cache in machine.caches() if cache["size_bytes"]}
     l2 = system.get(2, MIB)
-    off = compared(before, mine, after)
+    off = compared(before, mine, after, l2)
     for _ in range(MORE_ROUNDS if any(ok is not True for ok in off.values()) else 0):
         again = [size for size, ok in off.items() if ok is not True]
         before.rounds(1, order, again)
         mine.rounds(1, order, again)
         after.rounds(1, order, again)
-        off = compared(before, mine, after)
+        off = compared(before, mine, after, l2)
         if all(ok is True for ok in off.values()):
             break
     evidence["here"] = {"sizes": sizes, "answer_ns": list(mine.ns.values()), "before_ns": list(before.ns.values()), "after_ns": list(after.ns.values())}
@@ -490,23 +498,30 @@ def _judge_here(session, host, parts, evidence) -> bytes:
     return _figure(before, mine, found, system)
 
 
-def compared(before, mine, after) -> dict[int, bool | None]:
+def compared(before, mine, after, l2: int) -> dict[int, bool | None]:
     """For each size whether the answer's latency agrees with the judge's; None where the judge's own runs don't agree.
 
-    A curve may be shifted by one size: where it is steep, the next size's latency is as good a truth.
+    A curve may be shifted by one size: where it is steep, the next size's latency is as good a truth. From near the L2's
+    end on, where neighbours take a share, the judge's rounds must agree among themselves too, not only their minima.
     """
     sizes = list(mine.ns)
     found = {}
     for i, size in enumerate(sizes):
-        ours = (before.ns[size], after.ns[size])
-        usual = median(before.samples[size] + after.samples[size])
-        if max(*ours, usual) > CURVE_WITHIN * min(ours):
+        ours = [before.ns[size], after.ns[size]]
+        if shared(size, l2):
+            ours.append(median(before.samples[size] + after.samples[size]))
+        if max(ours) > CURVE_WITHIN * min(ours):
             found[size] = None
             continue
         near = [curve.ns[s] for curve in (before, after) for s in sizes[max(0, i - 1) : i + 2]]
         low, high = min(*ours, *near) / CURVE_WITHIN, max(*ours, *near) * CURVE_WITHIN
         found[size] = low <= mine.ns[size] <= high
     return found
+
+
+def shared(size: int, l2: int) -> bool:
+    """Sizes that leave the core's own caches but not yet all caches."""
+    return 0.7 * l2 < size < FAR_BYTES
 
 
 def between(size: int, l2: int) -> bool:
@@ -540,18 +555,12 @@ def _judge_curve(off, before, mine, after, l2, parts) -> None:
             f" more than {CURVE_WITHIN:g}×).{hint_en}",
             f"在 {readable_bytes(size)} 处 `latency` 给出 {value:.3g} ns，评测器在本机测得 {true:.3g} ns（{len(off)} 个大小中有 {len(wrong)} 个相差超过 {CURVE_WITHIN:g} 倍）。{hint_zh}",
         )  # fmt: skip
-    elif any(ok is None and not 0.7 * l2 < size < FAR_BYTES for size, ok in sure.items()) or _share(off.values()) < 0.6:
+    elif any(ok is None and not shared(size, l2) for size, ok in off.items()):
         parts.add("curve", 2, None, "The judge's own curve of this machine did not repeat, so yours could not be compared.",
                   "评测器自己测得的本机曲线不能重复，因此无法核对你的曲线。")  # fmt: skip
     else:
         parts.add("curve", 2, True, f"Your latency curve agrees with the judge's, at {len(off)} sizes from {readable_bytes(min(off))} to {readable_bytes(max(off))}.",
                   f"你的延迟曲线与评测器的一致（从 {readable_bytes(min(off))} 到 {readable_bytes(max(off))} 共 {len(off)} 个大小）。")  # fmt: skip
-
-
-def _share(states) -> float:
-    """The share of sizes that could be compared."""
-    states = list(states)
-    return sum(ok is not None for ok in states) / len(states)
 
 
 def last_level(curve: Curve, l2: int) -> float | None:
