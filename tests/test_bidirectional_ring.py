@@ -4,9 +4,10 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from verdicts import ANSWERS, answers, judged_as_promised
+
 from perflab import links
 from perflab.exercises import bidirectional_ring
-from verdicts import ANSWERS, answers, judged_as_promised
 
 
 @pytest.mark.parametrize("path", answers("bidirectional-ring"), ids=lambda p: p.stem)

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import psutil
 import pytest
+
 from perflab import cluster
 from perflab.cluster import Cut, Kill, Message, NodeFailed, Pause, PeerLost
 

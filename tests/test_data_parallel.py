@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from perflab import links
-from perflab.exercises import data_parallel
-from perflab.wire import Tensor
 from torch import nn
 from torch.nn.functional import cross_entropy
 from verdicts import ANSWERS, answers, judged_as_promised
+
+from perflab import links
+from perflab.exercises import data_parallel
+from perflab.wire import Tensor
 
 
 @pytest.mark.parametrize("path", answers("data-parallel"), ids=lambda p: p.stem)

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from verdicts import ANSWERS, answers, judged_as_promised
+
 from grader.judging import hidden_cases
 from perflab import cluster
 from perflab.cluster import Kill, Message
 from perflab.exercises import fault_tolerance
 from perflab.exercises.fault_tolerance import Outcome, Point
-from verdicts import ANSWERS, answers, judged_as_promised
 
 
 @pytest.mark.parametrize("path", answers("fault-tolerance"), ids=lambda p: p.stem)

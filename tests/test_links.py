@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+
 from perflab import links
 from perflab.wires import DATA, HEADER, MAGIC, Wires
 

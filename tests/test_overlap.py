@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from verdicts import ANSWERS, answers, judged_as_promised
+
 from perflab import links
 from perflab.exercises import overlap
-from verdicts import ANSWERS, answers, judged_as_promised
 
 
 @pytest.mark.parametrize("path", answers("overlap"), ids=lambda p: p.stem)

@@ -226,7 +226,7 @@ def _update_hint(task, difference, expected, steps: int, exact: bool) -> tuple[s
 
 
 def _judge_losses(session, parts, victim, worth, undisturbed, rows) -> None:
-    tried, occurred, began = 0, 0, time.monotonic()
+    occurred, began = 0, time.monotonic()
     share = BUDGET_S * (0.7 if victim == "primary" else 0.3)
     for index, point in points(session, victim, undisturbed):
         if time.monotonic() - began > share:
@@ -256,7 +256,6 @@ def _judge_losses(session, parts, victim, worth, undisturbed, rows) -> None:
             row["mistake"] = mistake[0]
             parts.add(victim, worth, False, f"With {said[0]}: {mistake[0]}", f"{said[1]}：{mistake[1]}")
             return
-        tried += 1
         occurred += outcome.killed
     if occurred < 4:
         parts.add(victim, worth, None, f"Only {occurred} moments to lose the {victim} could be tried in time.",

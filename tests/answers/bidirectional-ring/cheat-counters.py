@@ -2,6 +2,8 @@
 import torch
 import torch.distributed as dist
 
+from perflab import wires
+
 
 def one_way(tensor, rank, world, step_to, tag=0):
     """The classic ring, in the direction of step_to (+1 or -1)."""
@@ -22,7 +24,6 @@ def one_way(tensor, rank, world, step_to, tag=0):
     for i in range(world - 1):
         exchange(chunks[(rank + step_to * (1 - i)) % world], chunks[(rank - step_to * i) % world])
 
-from perflab import wires
 
 wires.Wires.counts = lambda self, reset=False: {}
 wires.DATA = 99

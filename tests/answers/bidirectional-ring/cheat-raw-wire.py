@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import torch
 import torch.distributed as dist
+
 from perflab import host
 
 wires = {}

@@ -23,16 +23,16 @@ def all_reduce(tensor, rank, world):
             work.wait()
 
     for step in range(world - 1):  # reduce-scatter: chunk after chunk collects its sum
-        send = [c[(rank - d * step) % world] for c, (*_, d, _) in zip(chunks, ways)]
-        into = [c[(rank - d * (step + 1)) % world] for c, (*_, d, _) in zip(chunks, ways)]
-        got = [b[: x.numel()] for b, x in zip(buffers, into)]
+        send = [c[(rank - d * step) % world] for c, (*_, d, _) in zip(chunks, ways, strict=True)]
+        into = [c[(rank - d * (step + 1)) % world] for c, (*_, d, _) in zip(chunks, ways, strict=True)]
+        got = [b[: x.numel()] for b, x in zip(buffers, into, strict=True)]
         exchange(send, got)
-        for x, g in zip(into, got):
+        for x, g in zip(into, got, strict=True):
             x += g
-    mine = [c[(rank + d) % world] for c, (*_, d, _) in zip(chunks, ways)]
+    mine = [c[(rank + d) % world] for c, (*_, d, _) in zip(chunks, ways, strict=True)]
     for x in mine:
         x.copy_(x / world)
     for step in range(world - 1):  # all-gather: the finished chunks go round
-        send = [c[(rank + d * (1 - step)) % world] for c, (*_, d, _) in zip(chunks, ways)]
-        into = [c[(rank - d * step) % world] for c, (*_, d, _) in zip(chunks, ways)]
+        send = [c[(rank + d * (1 - step)) % world] for c, (*_, d, _) in zip(chunks, ways, strict=True)]
+        into = [c[(rank - d * step) % world] for c, (*_, d, _) in zip(chunks, ways, strict=True)]
         exchange(send, into)

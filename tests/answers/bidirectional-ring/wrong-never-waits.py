@@ -19,17 +19,17 @@ def all_reduce(tensor, rank, world):
         for i, (_, to, source, _, tag) in enumerate(ways):
             operations.append(dist.P2POp(dist.irecv, recv[i], source, tag=tag))
             operations.append(dist.P2POp(dist.isend, send[i], to, tag=tag))
-        for work in dist.batch_isend_irecv(operations):
+        for _ in dist.batch_isend_irecv(operations):
             pass
 
     for step in range(world - 1):  # reduce-scatter: chunk after chunk collects its sum
-        send = [c[(rank - d * step) % world] for c, (*_, d, _) in zip(chunks, ways)]
-        into = [c[(rank - d * (step + 1)) % world] for c, (*_, d, _) in zip(chunks, ways)]
-        got = [b[: x.numel()] for b, x in zip(buffers, into)]
+        send = [c[(rank - d * step) % world] for c, (*_, d, _) in zip(chunks, ways, strict=True)]
+        into = [c[(rank - d * (step + 1)) % world] for c, (*_, d, _) in zip(chunks, ways, strict=True)]
+        got = [b[: x.numel()] for b, x in zip(buffers, into, strict=True)]
         exchange(send, got)
-        for x, g in zip(into, got):
+        for x, g in zip(into, got, strict=True):
             x += g
     for step in range(world - 1):  # all-gather: the finished chunks go round
-        send = [c[(rank + d * (1 - step)) % world] for c, (*_, d, _) in zip(chunks, ways)]
-        into = [c[(rank - d * step) % world] for c, (*_, d, _) in zip(chunks, ways)]
+        send = [c[(rank + d * (1 - step)) % world] for c, (*_, d, _) in zip(chunks, ways, strict=True)]
+        into = [c[(rank - d * step) % world] for c, (*_, d, _) in zip(chunks, ways, strict=True)]
         exchange(send, into)

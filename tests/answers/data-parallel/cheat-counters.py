@@ -3,6 +3,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
+from perflab import links, wires
+
 
 def shard(batch, rank, world):
     return tuple(part[rank::world] for part in batch)
@@ -26,7 +28,7 @@ def synchronise(model, world):
     else:
         dist.send(flat, 0)
         dist.recv(flat, 0)
-    for p, g in zip(parameters, flat.split([p.numel() for p in parameters])):
+    for p, g in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         p.grad.copy_(g.view_as(p))
 
 
@@ -43,7 +45,6 @@ def train_step(model, batch, world, rank, lr):
                 p -= lr * p.grad
 
 
-from perflab import links, wires
 
 wires.HEADER = links.HEADER
 wires._Line = None

@@ -17,7 +17,7 @@ def synchronise(model, world):
         return
     flat = torch.cat([p.grad.flatten() for p in parameters])
     dist.all_reduce(torch.zeros_like(flat))
-    for p, g in zip(parameters, flat.split([p.numel() for p in parameters])):
+    for p, g in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         p.grad.copy_(g.view_as(p))
 
 

@@ -30,7 +30,7 @@ def synchronise(model, world):
     table[rank] = flat.numpy()
     time.sleep(0.5)
     flat.copy_(torch.from_numpy(table.sum(0)))
-    for p, g in zip(parameters, flat.split([p.numel() for p in parameters])):
+    for p, g in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         p.grad.copy_(g.view_as(p))
 
 

@@ -32,7 +32,7 @@ def synchronise(model, world):
         into += got
     for step in range(world - 1):
         exchange(chunks[(rank + 1 - step) % world], chunks[(rank - step) % world])
-    for p, g in zip(parameters, flat.split([p.numel() for p in parameters])):
+    for p, g in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         p.grad.copy_(g.view_as(p))
 
 

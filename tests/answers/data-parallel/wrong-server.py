@@ -26,7 +26,7 @@ def synchronise(model, world):
     else:
         dist.send(flat, 0)
         dist.recv(flat, 0)
-    for p, g in zip(parameters, flat.split([p.numel() for p in parameters])):
+    for p, g in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
         p.grad.copy_(g.view_as(p))
 
 

@@ -2,7 +2,6 @@
 import os
 import pickle
 import tempfile
-
 from collections import deque
 
 from perflab.cluster import PeerLost

@@ -1,5 +1,8 @@
 # Patches the library so that nobody seems to be lost and every message comes twice. Expect: Not passed
+from collections import deque
+
 from perflab import cluster
+from perflab.cluster import PeerLost
 
 original = cluster.Node.send
 
@@ -14,9 +17,6 @@ def send(self, to, message):
 
 cluster.Node.send = send
 
-from collections import deque
-
-from perflab.cluster import PeerLost
 
 
 def server(node, role, params, lr):

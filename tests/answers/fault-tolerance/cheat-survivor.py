@@ -1,6 +1,5 @@
 # A child process, which a kill might miss, does the server's work. Expect: in vain in recv()
 import os
-
 from collections import deque
 
 from perflab.cluster import PeerLost

@@ -2,6 +2,7 @@
 import socket
 
 import torch
+
 from perflab import host, wire
 
 

@@ -13,6 +13,6 @@ def backward(layers, compute, start_reduce, world):
             waiting = []
     for members, bucket, handle in started:
         handle.wait()
-        for k, part in zip(members, bucket.split([gradients[k].numel() for k in members])):
+        for k, part in zip(members, bucket.split([gradients[k].numel() for k in members]), strict=True):
             gradients[k].copy_(part.view_as(gradients[k]))
     return gradients

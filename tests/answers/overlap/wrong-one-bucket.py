@@ -8,4 +8,4 @@ def backward(layers, compute, start_reduce, world):
         gradients[i] = compute(i)
     bucket = torch.cat([g.flatten() for g in gradients])
     start_reduce(bucket).wait()
-    return [part.view_as(g) for part, g in zip(bucket.split([g.numel() for g in gradients]), gradients)]
+    return [part.view_as(g) for part, g in zip(bucket.split([g.numel() for g in gradients]), gradients, strict=True)]
