@@ -143,13 +143,15 @@ def curves(values_before, values_mine, values_after):
 
 
 def test_compared():
-    agreed = cache_size.compared(*curves([1, 1, 4, 4], [1.1, 1.2, 4.5, 4], [1, 1, 4, 4.2]))
+    agreed = cache_size.compared(*curves([1, 1, 4, 4], [1.1, 1.2, 4.5, 4], [1, 1, 4, 4.2]), 1 << 40)
     assert list(agreed.values()) == [True] * 4
-    off = cache_size.compared(*curves([1, 1, 1, 1], [1, 1.4, 1.6, 0.5], [1, 1, 1, 1]))
+    off = cache_size.compared(*curves([1, 1, 1, 1], [1, 1.4, 1.6, 0.5], [1, 1, 1, 1]), 1 << 40)
     assert list(off.values()) == [True, True, False, False]
-    noisy = cache_size.compared(*curves([1, 1, 1, 1], [9, 9, 9, 9], [1, 1, 2, 1]))
+    noisy = cache_size.compared(*curves([1, 1, 1, 1], [9, 9, 9, 9], [1, 1, 2, 1]), 1 << 40)
     assert list(noisy.values()) == [False, False, None, False]
-    shifted = cache_size.compared(*curves([1, 1, 4, 4], [1, 4, 4, 4], [1, 1, 4, 4]))
+    shared = cache_size.compared(*curves([1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]), 16 * KIB)
+    assert list(shared.values()) == [True] * 4
+    shifted = cache_size.compared(*curves([1, 1, 4, 4], [1, 4, 4, 4], [1, 1, 4, 4]), 1 << 40)
     assert list(shifted.values()) == [True] * 4, "a steep edge may lie one size apart"
 
 
