@@ -72,11 +72,11 @@ def bandwidth_pairs(folder: str):
         size_mb = 96 * arrays
 
         def theirs(test=test, size_mb=size_mb):
-            text = output("likwid-bench", "-t", test, "-w", f"N:{size_mb}MB:1", "-i", "24")
+            text = output("likwid-bench", "-t", test, "-w", f"N:{size_mb}MB:1", "-i", "12")
             return found(text, r"MByte/s:\s+([\d.]+)") / 1e3
 
         def ours(kernel=kernel):
-            return mean_rate(memory.bandwidth(96_000_000, repeats=24, huge=False), kernel)
+            return mean_rate(memory.bandwidth(96_000_000, repeats=12, huge=False), kernel)
 
         pairs.append((f"bandwidth, {kernel}: likwid-bench {test}", "GB/s", BANDWIDTH, ours, theirs))
     return pairs
@@ -177,7 +177,7 @@ def loopback_pairs(folder: str):
 
 
 def compare(what, unit, allowed, ours, theirs, rounds: int) -> dict:
-    """One row: medians of both, the ratio's median and interval, and the verdict; up to four times the rounds
+    """One row: medians of both, the ratio's median and interval, and the verdict; up to twice the rounds
     where the first ones do not decide."""
     a, b = [], []
     verdict = ""
@@ -190,7 +190,7 @@ def compare(what, unit, allowed, ours, theirs, rounds: int) -> dict:
             verdict = "outside"
         elif low >= 1 - allowed and high <= 1 + allowed:
             verdict = "within"
-        elif len(a) >= 4 * rounds:
+        elif len(a) >= 2 * rounds:
             verdict = "within, but noisy" if abs(ratio - 1) <= allowed else "can't tell: noise"
     return {
         "what": what,
