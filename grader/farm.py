@@ -78,7 +78,7 @@ def compute(
             {"distributed.worker.daemon": False, "distributed.scheduler.allowed-failures": 1}
         ):
             cluster = LocalCluster(
-                n_workers=workers, threads_per_worker=1, memory_limit=0, dashboard_address=None
+                n_workers=workers, threads_per_worker=1, memory_limit=0, dashboard_address="127.0.0.1:0"
             )
     else:
         cluster = None
