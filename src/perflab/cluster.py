@@ -1,7 +1,7 @@
 """Machines that can be lost: nodes that send each other messages, in processes that are killed on purpose.
 
-A *node* stands for one machine. It shares nothing with the others: no variables, no files, no clock. All it has is a
-`Node` object, with which it sends and receives messages. This page is all there is to know about it.
+A *node* stands for one machine. It shares nothing with the others: no variables, no files, no clock. All it
+has is a `Node` object, with which it sends and receives messages. This page is all there is to know about it.
 
     from perflab import cluster
 
@@ -30,26 +30,29 @@ A *node* stands for one machine. It shares nothing with the others: no variables
 `node.peers`    the names of the nodes it has a link to, a tuple, in the same order on every node.
 `node.lost`     the set of peers that it knows to be lost.
 
-**`node.send(to, message)`** sends a message to the peer named `to`. A message is any value that `pickle` carries:
-numbers, strings, tuples, dictionaries, NumPy arrays, tensors. It is copied: what you change afterwards doesn't travel.
-`send` returns as soon as the message is handed to the network. *That it returned says nothing about whether the message
-arrived*, let alone whether it was acted upon: only an answer from the other side says that.
-Raises `PeerLost` when the peer is known to be lost, ValueError for a name that isn't a peer.
+**`node.send(to, message)`** sends a message to the peer named `to`. A message is any value that `pickle`
+carries: numbers, strings, tuples, dictionaries, NumPy arrays, tensors. It is copied: what you change
+afterwards doesn't travel. `send` returns as soon as the message is handed to the network. *That it returned
+says nothing about whether the message arrived*, let alone whether it was acted upon: only an answer from the
+other side says that. Raises `PeerLost` when the peer is known to be lost, ValueError for a name that isn't a peer.
 
-**`node.recv(timeout=None)`** returns `(sender, message)` of the next message, whoever sent it; it waits for one at most
-`timeout` seconds (None: for ever; 0: take one that is here already). Raises `TimeoutError` when none came in time, and
-`PeerLost` when a peer is lost.
+**`node.recv(timeout=None)`** returns `(sender, message)` of the next message, whoever sent it; it waits for
+one at most `timeout` seconds (None: for ever; 0: take one that is here already). Raises `TimeoutError` when
+none came in time, and `PeerLost` when a peer is lost.
 
-**`PeerLost`** has the lost node's name in `.peer`. `recv` raises it exactly once for each lost peer, at the place in the
-stream of messages where that peer fell silent: everything it had sent completely comes first, then the exception, then `recv`
-goes on with the other peers. A message that was cut off half way is never seen, not even in part. A lost peer stays lost.
+**`PeerLost`** has the lost node's name in `.peer`. `recv` raises it exactly once for each lost peer, at the
+place in the stream of messages where that peer fell silent: everything it had sent completely comes first,
+then the exception, then `recv` goes on with the other peers. A message that was cut off half way is never
+seen, not even in part. A lost peer stays lost.
 
-**What is promised.** Messages from one node to another arrive complete, unchanged, once, and in the order they were sent.
-**What is not.** Nothing is known about the order of messages from *different* nodes. A node dies between any two of
-its steps, also within `send`: it may have told one peer and not yet the other. A peer that died *may* have acted on your last message
-before it died, or not: you can't know, and must be right in both cases. A silent peer may be dead, slow or paused: a
-time-out does not tell which; `PeerLost` does. A node whose function has returned looks to the others
-just like one that died.
+**What is promised.** Messages from one node to another arrive complete, unchanged, once, and in the order
+they were sent.
+
+**What is not.** Nothing is known about the order of messages from *different* nodes. A node
+dies between any two of its steps, also within `send`: it may have told one peer and not yet the other. A peer
+that died *may* have acted on your last message before it died, or not: you can't know, and must be right in
+both cases. A silent peer may be dead, slow or paused: a time-out does not tell which; `PeerLost` does. A node
+whose function has returned looks to the others just like one that died.
 
 **Breaking things.** `cluster.run(..., faults=[...])` takes
 
@@ -57,13 +60,13 @@ just like one that died.
 `Pause(node, when, for_s)`   nothing comes from it or to it for so long; then everything arrives.
 `Cut(a, b, when)`            the link between two nodes breaks; each is lost to the other.
 
-`when` is a number of seconds after the start, or, exactly repeatable, `Message(source, to, number, fraction)`: when that
-fraction of message `number` (from 0) from `source` to `to` has arrived; 0 is before its first byte, 0.5 inside it, 1 (the default)
-just after its last byte. `Kill("server", Message("client", "server", 2))` kills the server when the third request has
-reached it and before any answer to it gets out.
+`when` is a number of seconds after the start, or, exactly repeatable, `Message(source, to, number,
+fraction)`: when that fraction of message `number` (from 0) from `source` to `to` has arrived; 0 is before its
+first byte, 0.5 inside it, 1 (the default) just after its last byte. `Kill("server", Message("client",
+"server", 2))` kills the server when the third request has reached it and before any answer to it gets out.
 
-On the command line and in notebooks the nodes are forked from your own process. When an exercise is graded each is in a
-sandbox of its own, and the links belong to the grader; the `Node` is the same.
+On the command line and in notebooks the nodes are forked from your own process. When an exercise is graded
+each is in a sandbox of its own, and the links belong to the grader; the `Node` is the same.
 """
 
 from __future__ import annotations
@@ -107,9 +110,13 @@ class Node:
         self.lost: set[str] = set()
         self._ends = dict(ends)
         self._locks = {peer: threading.Lock() for peer in ends}
-        self._arrived: collections.deque[tuple[str, bytes | None]] = collections.deque()  # None: that peer is lost
+        self._arrived: collections.deque[tuple[str, bytes | None]] = (
+            collections.deque()
+        )  # None: that peer is lost
         self._news = threading.Condition()
-        self._patience_s: float | None = None  # the grader's: how long a recv without time-out waits before it says so
+        self._patience_s: float | None = (
+            None  # the grader's: how long a recv without time-out waits before it says so
+        )
         self._sent = "it has sent nothing"
         threading.Thread(target=self._read, name="perflab.cluster", daemon=True).start()
 
@@ -119,7 +126,9 @@ class Node:
     def send(self, to: str, message) -> None:
         """Sends `message` to the peer `to`. Raises PeerLost, ValueError."""
         if to not in self._ends:
-            raise ValueError(f"{self.name} has no link to {to!r}; its peers are {', '.join(self.peers) or 'none'}")
+            raise ValueError(
+                f"{self.name} has no link to {to!r}; its peers are {', '.join(self.peers) or 'none'}"
+            )
         if to in self.lost:
             raise PeerLost(to)
         data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
@@ -140,7 +149,9 @@ class Node:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     if timeout is None:
-                        raise RuntimeError(f"{self.name} waited {limit_s:g} s in vain in recv(); {self._sent}")
+                        raise RuntimeError(
+                            f"{self.name} waited {limit_s:g} s in vain in recv(); {self._sent}"
+                        )
                     raise TimeoutError(f"no message came to {self.name} within {timeout:g} s")
                 self._news.wait(left)
             peer, data = self._arrived.popleft()
@@ -266,7 +277,8 @@ def run(
     nodes: {name: function} or {name: (function, argument, …)}, called as function(node, argument, …).
     faults: what is to break (Kill, Pause, Cut). pairs: the pairs of names that are linked; None: all.
     bandwidth_bytes_per_s, latency_s: of each direction of each link; without them as fast as the machine can.
-    Raises NodeFailed with what each node raised; a node still running after timeout_s seconds is ended and counts as failed.
+    Raises NodeFailed with what each node raised; a node still running after timeout_s seconds is ended and
+    counts as failed.
     """
     faults = list(faults)
     with Wires(
@@ -335,7 +347,9 @@ def _arm(wires: Wires, fault: Kill | Pause | Cut, label: int) -> None:
     )
 
 
-def _alarms(wires: Wires, processes: Processes, fault: Kill | Pause | Cut) -> list[tuple[float, Callable[[], None]]]:
+def _alarms(
+    wires: Wires, processes: Processes, fault: Kill | Pause | Cut
+) -> list[tuple[float, Callable[[], None]]]:
     """[(seconds after the start, what to do)]"""
     if isinstance(fault, Kill):
 

@@ -1,7 +1,7 @@
 """Runs functions in forked processes of their own, started at the same moment, and collects what they return.
 
-What `links.run` and `cluster.run` share. Forking is what lets a function that was defined in a notebook run elsewhere
-without being copied; the price is that this works on Linux and macOS only.
+What `links.run` and `cluster.run` share. Forking is what lets a function that was defined in a notebook run
+elsewhere without being copied; the price is that this works on Linux and macOS only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ import time
 import traceback
 from collections.abc import Callable, Hashable, Mapping
 
-_OWN_FILES = ("/perflab/forked.py", "/perflab/links.py", "/perflab/cluster.py", "/distributed_c10d.py", "/c10d_logger.py")
+_OWN_FILES = (
+    "/perflab/forked.py",
+    "/perflab/links.py",
+    "/perflab/cluster.py",
+    "/distributed_c10d.py",
+    "/c10d_logger.py",
+)
 
 
 class Processes:
@@ -80,7 +86,8 @@ class Processes:
     ) -> dict[Hashable, dict]:
         """{name: {"value": …, "time_s": …, "printed": …} or {"error": …, "printed": …}} of all that were not killed.
 
-        alarms: what to call so many seconds after now. also: {file descriptor: what to call when it can be read}.
+        alarms: what to call so many seconds after now. also: {file descriptor: what to call when it can be
+        read}.
         """
         began = time.monotonic()
         alarms = sorted(alarms, key=lambda alarm: alarm[0])
@@ -162,7 +169,9 @@ def _live(name, job, prepare, pipe: socket.socket) -> None:
     try:
         message = pickle.dumps({**reply, "printed": printed.getvalue()})
     except Exception as error:
-        message = pickle.dumps({"error": f"its result can't be pickled: {error}", "printed": printed.getvalue()})
+        message = pickle.dumps(
+            {"error": f"its result can't be pickled: {error}", "printed": printed.getvalue()}
+        )
     pipe.sendall(message)
     os._exit(0)
 

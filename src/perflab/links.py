@@ -23,20 +23,21 @@ On a page or in a notebook:
     run.bytes        # {(0, 1): 4000048, (1, 0): 32, …}: what went over each directed link, headers included
 
 Inside the function the default process group is initialised with the back end "links", and what it does is ordinary
-`torch.distributed`: `send`, `recv` (also with src=None), `isend`, `irecv`, `batch_isend_irecv`, `barrier`, and the
-collectives `all_reduce`, `broadcast` and `all_gather`. The same function runs unchanged on Gloo:
+`torch.distributed`: `send`, `recv` (also with src=None), `isend`, `irecv`, `batch_isend_irecv`, `barrier`,
+and the collectives `all_reduce`, `broadcast` and `all_gather`. The same function runs unchanged on Gloo:
 `links.run(hello, world=4, backend="gloo")`, then of course at the machine's own speed.
 
-What it keeps to, as torch documents it: messages between two ranks with the same tag arrive in the order they were
-sent; different tags don't wait for each other; any number may be in flight, both ways at once; a tensor that is being
-sent must not be changed before `wait()`. As on Gloo and NCCL a send *finishes only once the receiver has posted its
-recv*: a ring in which every rank first sends and then receives stops for good (here: until the time-out, with an error
-that names both sides). Tensors are dense, contiguous and on the CPU; sender and receiver agree on the number of bytes.
-A peer whose process has ended makes the operations with it raise `RuntimeError`, also those already waiting.
+What it keeps to, as torch documents it: messages between two ranks with the same tag arrive in the order they
+were sent; different tags don't wait for each other; any number may be in flight, both ways at once; a tensor
+that is being sent must not be changed before `wait()`. As on Gloo and NCCL a send *finishes only once the
+receiver has posted its recv*: a ring in which every rank first sends and then receives stops for good (here:
+until the time-out, with an error that names both sides). Tensors are dense, contiguous and on the CPU; sender
+and receiver agree on the number of bytes. A peer whose process has ended makes the operations with it raise
+`RuntimeError`, also those already waiting.
 
-Only wires between the ranks carry data (`perflab.wires`: a process of its own paces and counts them). A 24-byte
-header goes with each message, and 32 bytes the other way ask for it. Handing a message over costs the processes some
-tenths of a millisecond besides: measure it, it is the α of the cost model.
+Only wires between the ranks carry data (`perflab.wires`: a process of its own paces and counts them). A
+24-byte header goes with each message, and 32 bytes the other way ask for it. Handing a message over costs the
+processes some tenths of a millisecond besides: measure it, it is the α of the cost model.
 """
 
 from __future__ import annotations
@@ -98,10 +99,12 @@ class _Operation:
 
 
 class _Engine:
-    """Moves the frames of one rank. A thread of its own reads and writes, so transfers go on while the rank computes.
+    """Moves the frames of one rank. A thread of its own reads and writes, so transfers go on while the rank
+    computes.
 
-    Protocol: the receiver says READY for each posted recv, the sender answers with DATA; so the receiver always has the
-    tensor's memory at hand and nothing is stored in between. A send that finds no READY is ANNOUNCEd.
+    Protocol: the receiver says READY for each posted recv, the sender answers with DATA; so the receiver
+    always has the tensor's memory at hand and nothing is stored in between. A send that finds no READY is
+    ANNOUNCEd.
     """
 
     def __init__(self, rank: int, wires: dict[int, socket.socket], lanes: dict[int, socket.socket]):
@@ -110,7 +113,9 @@ class _Engine:
         self.changed = threading.Condition(self.lock)
         # Channels are (peer, is a lane). A rank may isend to itself: two socket pairs of its own.
         own, own_lane = socket.socketpair(), socket.socketpair()
-        channels = {(peer, False): s for peer, s in wires.items()} | {(peer, True): s for peer, s in lanes.items()}
+        channels = {(peer, False): s for peer, s in wires.items()} | {
+            (peer, True): s for peer, s in lanes.items()
+        }
         self.outgoing = {**channels, (rank, False): own[0], (rank, True): own_lane[0]}
         self.incoming = {**channels, (rank, False): own[1], (rank, True): own_lane[1]}
         self.peers = {rank, *wires}
@@ -211,7 +216,9 @@ class _Engine:
             operation.finish(error)
         return error is not None
 
-    def _queue(self, channel: tuple[int, bool], frame: bytes, data: memoryview | None = None, operation=None) -> None:
+    def _queue(
+        self, channel: tuple[int, bool], frame: bytes, data: memoryview | None = None, operation=None
+    ) -> None:
         """Hands a frame over for writing; `operation` is finished when the last byte of header and data is written."""
         queue = self.to_write[channel]
         queue.append([memoryview(frame), None if data else operation])
@@ -241,7 +248,9 @@ class _Engine:
         self.granted[key] += 1
         self.recvs[key].append(operation)
         size = len(operation.data)
-        self._queue((source, True), HEADER.pack(MAGIC, _READY, 0, operation.tag, 8) + size.to_bytes(8, "little"))
+        self._queue(
+            (source, True), HEADER.pack(MAGIC, _READY, 0, operation.tag, 8) + size.to_bytes(8, "little")
+        )
 
     def _write(self, channel: tuple[int, bool]) -> None:
         """Writes what the socket takes now; the thread goes on with the rest."""
@@ -308,7 +317,11 @@ class _Engine:
         else:
             sources = [operation.peer] if operation.peer is not None else sorted(self.peers)
             tags = sorted({tag for (s, tag), queue in self.announced.items() if s in sources and queue})
-            other = f"rank {operation.peer} sent nothing" if operation.peer is not None else "nobody sent anything"
+            other = (
+                f"rank {operation.peer} sent nothing"
+                if operation.peer is not None
+                else "nobody sent anything"
+            )
             other += " with this tag"
             if tags:
                 other += f", but has a send waiting with tag {', '.join(map(str, tags))}"
@@ -435,9 +448,13 @@ class _Engine:
 def _memory(tensor: torch.Tensor) -> memoryview:
     """The tensor's own memory as bytes."""
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        raise ValueError(f"links carry dense CPU tensors, not one on {tensor.device} with layout {tensor.layout}")
+        raise ValueError(
+            f"links carry dense CPU tensors, not one on {tensor.device} with layout {tensor.layout}"
+        )
     if not tensor.is_contiguous():
-        raise ValueError("links carry contiguous tensors only: send x.contiguous(), receive into a contiguous buffer")
+        raise ValueError(
+            "links carry contiguous tensors only: send x.contiguous(), receive into a contiguous buffer"
+        )
     if tensor.numel() == 0:
         return memoryview(bytearray())
     return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
@@ -603,7 +620,11 @@ class Links(dist.ProcessGroup):
                 self._exchange(parts[(self._rank - step) % self._world], got[: here.numel()], tag)
                 reduce(here, got[: here.numel()])
             for step in range(self._world - 1):
-                self._exchange(parts[(self._rank + 1 - step) % self._world], parts[(self._rank - step) % self._world], tag)
+                self._exchange(
+                    parts[(self._rank + 1 - step) % self._world],
+                    parts[(self._rank - step) % self._world],
+                    tag,
+                )
             if mean:
                 flat /= self._world
 
@@ -635,7 +656,11 @@ class Links(dist.ProcessGroup):
         def ring() -> None:
             outputs[self._rank].copy_(tensor)
             for step in range(self._world - 1):
-                self._exchange(outputs[(self._rank - step) % self._world], outputs[(self._rank - step - 1) % self._world], tag)
+                self._exchange(
+                    outputs[(self._rank - step) % self._world],
+                    outputs[(self._rank - step - 1) % self._world],
+                    tag,
+                )
 
         return self._start("all_gather", ring, outputs)
 
@@ -672,7 +697,9 @@ class Links(dist.ProcessGroup):
         work = _CollectiveWork(what, function, result)
         self._jobs.append(work)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run_jobs, name="perflab.links collectives", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run_jobs, name="perflab.links collectives", daemon=True
+            )
             self._thread.start()
         self._job.release()
         return work
@@ -752,8 +779,10 @@ def join(
     """Makes the links the default process group of this process.
 
     ends, lanes: {peer's rank: connected Unix socket}, this rank's ends of the wires and of their lanes
-    (`perflab.wires.Wires(..., lanes=True)`); a rank without a wire to a peer can't send to it. timeout_s: how long a
-    `wait()` waits by default. collectives: which of all_reduce, broadcast and all_gather may be used (`barrier` always).
+    (`perflab.wires.Wires(..., lanes=True)`); a rank without a wire to a peer can't send to it. timeout_s: how
+    long a
+    `wait()` waits by default. collectives: which of all_reduce, broadcast and all_gather may be used
+    (`barrier` always).
     """
     if "LINKS" not in dist.Backend._plugins:
         dist.Backend.register_backend("links", _create, devices=["cpu"])
@@ -797,10 +826,11 @@ def run(
 ) -> Run:
     """Runs `function(rank, world, *args)` in `world` processes joined by links; returns a `Run`.
 
-    function: any function, also one defined in a notebook; the processes are forked, so it sees what the notebook has
-    defined. It returns what pickle can carry. Each process computes with one thread. What it prints is printed here,
-    rank by rank, when all have finished.
-    bandwidth_bytes_per_s: of each direction of each link; None: as fast as the machine can. latency_s: of each link.
+    function: any function, also one defined in a notebook; the processes are forked, so it sees what the
+    notebook has defined. It returns what pickle can carry. Each process computes with one thread. What it
+    prints is printed here, rank by rank, when all have finished.
+    bandwidth_bytes_per_s: of each direction of each link; None: as fast as the machine can. latency_s: of
+    each link.
     pairs: pairs of ranks that have a link, e.g. [(0, 1), (1, 2), (2, 0)]; None: all.
     collectives: those that may be used. backend: "links", or "gloo" for the same function on torch's own back end.
     Raises RankFailed, which says for each rank what it raised or waited for, after at most about timeout_s.

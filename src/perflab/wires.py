@@ -1,25 +1,25 @@
 """Wires between processes: paced, counted, and cut when asked, by a process that is none of theirs.
 
 Every pair of nodes that may talk has one wire. A wire is two Unix stream sockets that end in a *forwarder*,
-a process of its own started by `Wires`: what node a writes is read by the forwarder and written on to node b, no
-sooner than a link of the given bandwidth and latency would have delivered it. The nodes hold nothing but their
-own ends, so they can neither speed a link up nor change what was counted.
+a process of its own started by `Wires`: what node a writes is read by the forwarder and written on to node b,
+no sooner than a link of the given bandwidth and latency would have delivered it. The nodes hold nothing but
+their own ends, so they can neither speed a link up nor change what was counted.
 
-Pacing. Each direction is a line that serialises its bytes one after the other: n bytes that begin at time s have
-arrived at s + n / bandwidth + latency, where s is the moment they reached the line or the moment the line became
-free, whichever is later. There is no burst: an idle line saves nothing up. If the forwarder itself wakes late it
-catches up, since the line of the model would not have slept.
+Pacing. Each direction is a line that serialises its bytes one after the other: n bytes that begin at time s
+have arrived at s + n / bandwidth + latency, where s is the moment they reached the line or the moment the
+line became free, whichever is later. There is no burst: an idle line saves nothing up. If the forwarder
+itself wakes late it catches up, since the line of the model would not have slept.
 
-Lanes. A protocol in which the receiver asks for data needs its small requests not to stand in line behind megabytes
-of data going the same way. With `lanes=True` each wire has a second pair of sockets for such frames of at most
-`LANE_BYTES`; it has the wire's latency and a fiftieth of its bandwidth, and counts with the wire.
+Lanes. A protocol in which the receiver asks for data needs its small requests not to stand in line behind
+megabytes of data going the same way. With `lanes=True` each wire has a second pair of sockets for such frames
+of at most `LANE_BYTES`; it has the wire's latency and a fiftieth of its bandwidth, and counts with the wire.
 
 Frames. What the nodes write are frames: a header (`HEADER`) and a payload. The forwarder reads the headers to
-count messages and to stop at a chosen byte of a chosen message; bytes that are not frames are carried and counted
-all the same, and marked as `foreign`.
+count messages and to stop at a chosen byte of a chosen message; bytes that are not frames are carried and
+counted all the same, and marked as `foreign`.
 
-The forwarder ends when the process that started it does, however that ends, and the nodes then see their wires
-close. Nothing here needs a port, a file or a name, so any number of runs can go on at once.
+The forwarder ends when the process that started it does, however that ends, and the nodes then see their
+wires close. Nothing here needs a port, a file or a name, so any number of runs can go on at once.
 """
 
 from __future__ import annotations
@@ -59,12 +59,21 @@ class Wires:
     latency_s: added to every byte's way.
     pairs: the pairs of names that are connected; None: all. lanes: give every wire a lane for small frames.
 
-    `ends(name)` gives {peer: socket} and `lanes(name)` the same for the lanes; hand those to the node's process and then call `hand_over(name)`, so that the
-    node's death is seen by its peers (a socket closes when its *last* holder closes it).
-    A context manager; `close()` ends the forwarder, and with it every wire.
+    `ends(name)` gives {peer: socket} and `lanes(name)` the same for the lanes; hand those to the node's
+    process and then call `hand_over(name)`, so that the node's death is seen by its peers (a socket closes
+    when its *last* holder closes it). A context manager; `close()` ends the forwarder, and with it every
+    wire.
     """
 
-    def __init__(self, names, *, bandwidth_bytes_per_s: float | None = None, latency_s: float = 0.0, pairs=None, lanes=False):
+    def __init__(
+        self,
+        names,
+        *,
+        bandwidth_bytes_per_s: float | None = None,
+        latency_s: float = 0.0,
+        pairs=None,
+        lanes=False,
+    ):
         self.names = list(range(names)) if isinstance(names, int) else list(names)
         if pairs is None:
             pairs = [(a, b) for i, a in enumerate(self.names) for b in self.names[i + 1 :]]
@@ -81,7 +90,9 @@ class Wires:
         theirs, wires = [], []
         self._control, forwarder_control = socket.socketpair()
         try:
-            for a, b, lane in [(*pair, lane) for pair in self.pairs for lane in ((False, True) if lanes else (False,))]:
+            for a, b, lane in [
+                (*pair, lane) for pair in self.pairs for lane in ((False, True) if lanes else (False,))
+            ]:
                 fds = []
                 for me, peer in ((a, b), (b, a)):
                     mine, far = socket.socketpair()
@@ -163,8 +174,8 @@ class Wires:
     ) -> None:  # fmt: skip
         """Does something when a chosen byte is about to pass.
 
-        do: "kill" (the node `node`, with `drain` as in `kill`), "cut" (the wire between `source` and `to`) or "pause" (hold every wire of
-        `node` for `for_s` seconds). The moment: `message` counts the messages from `source` to `to` from 0;
+        do: "kill" (the node `node`, with `drain` as in `kill`), "cut" (the wire between `source` and `to`) or
+        "pause" (hold every wire of `node` for `for_s` seconds). The moment: `message` counts the messages from `source` to `to` from 0;
         `fraction` 0 is before its first byte, 0.5 in the middle, 1 after its last byte was delivered.
         When it happens `event` returns {"did": do, "label": label, "at_s": …} (label: any JSON value).
         """
@@ -187,12 +198,13 @@ class Wires:
     def counts(self, *, reset: bool = False) -> dict:
         """What each direction of each wire has carried: {(from, to): {...}} with
 
-        bytes (everything, headers too), messages and message_bytes (payloads of messages), foreign (bytes that were no
-        frames), first_s and last_s (first byte taken in, last byte delivered, on the clock of `time.monotonic`;
-        None before there was one). reset: start again from 0.
+        bytes (everything, headers too), messages and message_bytes (payloads of messages), foreign (bytes
+        that were no frames), first_s and last_s (first byte taken in, last byte delivered, on the clock of
+        `time.monotonic`; None before there was one). reset: start again from 0.
         """
         return {
-            (self.names[a], self.names[b]): counts for a, b, counts in self._ask("counts", reset=reset)["links"]
+            (self.names[a], self.names[b]): counts
+            for a, b, counts in self._ask("counts", reset=reset)["links"]
         }
 
     def event(self, timeout_s: float) -> dict | None:
@@ -427,9 +439,11 @@ class _Forwarder:
         self.control = socket.socket(fileno=settings["control"])
         self.asked = b""
         self.lines: list[_Line] = []
-        self.ends: dict[socket.socket, tuple[_Line, _Line]] = {}  # the lines that read from it, that write to it
+        # For each socket the line that reads from it and the line that writes to it.
+        self.ends: dict[socket.socket, tuple[_Line, _Line]] = {}
         self.watched: dict[socket.socket, int] = {}
-        self.alarms: list[tuple[float, int, _Line | list[int]]] = []  # a line to advance, or nodes to let go on
+        # What to do when: advance a line, or let paused nodes go on.
+        self.alarms: list[tuple[float, int, _Line | list[int]]] = []
         self.order = itertools.count()
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.control, selectors.EVENT_READ, None)
