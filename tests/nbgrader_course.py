@@ -86,7 +86,7 @@ def command(*arguments: str, **more) -> subprocess.CompletedProcess:
         cwd=ROOT / "grader",
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=more.pop("timeout_s", 240),
         env=environment,
         check=False,
         **more,
