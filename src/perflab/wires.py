@@ -48,7 +48,7 @@ _SEGMENT_BYTES = 1 << 16
 _SOCKET_BYTES = 1 << 20
 # How far the forwarder reads ahead of the line, in seconds of the line's time: a forwarder that the operating
 # system keeps waiting for less than this loses no bandwidth.
-_READ_AHEAD_S = 0.03
+_READ_AHEAD_S = 0.06
 
 
 class Wires:
@@ -398,7 +398,7 @@ class _Line:
                 return None, []
             self.delivered += sent
             self.buffered -= sent
-            self.full = self.full and self.buffered > self.ahead_bytes() / 2
+            self.full = self.full and self.buffered > 0.75 * self.ahead_bytes()
             self.count["last_s"] = now
             if self.rate is not None:
                 self.free_s = start + sent / self.rate
