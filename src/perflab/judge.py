@@ -66,6 +66,9 @@ class Verdict:
     figure: bytes | None = None
     parts: list[Part] = field(default_factory=list)
 
+    def __str__(self) -> str:
+        return self.message
+
     @property
     def reason(self) -> str:
         """One line: what first went wrong, or that nothing did."""
@@ -181,6 +184,7 @@ class Session:
     def __init__(self, slug: str, cells: list[str], launcher: Launcher, *, seed: int, hidden: Path | None = None, public: bool = False):
         self.slug, self.cells, self.launcher = slug, list(cells), launcher
         self.entry_points = exercise(slug).ENTRY_POINTS
+        self.timed = getattr(exercise(slug), "TIMED", True)
         self.seed = seed
         self.rng = np.random.default_rng(seed)
         self.public, self.hidden = public, hidden
@@ -205,7 +209,7 @@ class Session:
     def _started(self, cells, entry_points, timeout_s, options) -> Host:
         if "cpus" not in options and options.get("threads", 1) == 1 and self.cpu is not None:
             options["cpus"] = {self.cpu}
-        host = self.launcher.start(**options)
+        host = self.launcher.start(raised=self.timed, **options)
         self._hosts.append(host)
         host.run_answer(cells, entry_points, timeout_s=timeout_s)
         return host

@@ -145,9 +145,13 @@ class Launcher:
             self._control = ours
 
     def start(
-        self, *, cpus=None, threads: int = 1, fds: dict[str, int] | None = None, environ: dict | None = None, **limits
-    ) -> Host:
-        """A new host that has run nothing yet. `limits` override DEFAULT_LIMITS. Raises SandboxError."""
+        self, *, cpus=None, threads: int = 1, fds: dict[str, int] | None = None, environ: dict | None = None,
+        raised: bool = False, **limits,
+    ) -> Host:  # fmt: skip
+        """A new host that has run nothing yet. `limits` override DEFAULT_LIMITS. Raises SandboxError.
+
+        raised: run it before the machine's other work where that is allowed; for what is measured under the lease only.
+        """
         unknown = set(limits) - set(DEFAULT_LIMITS)
         if unknown:
             raise TypeError(f"unknown limits {sorted(unknown)}; known are {sorted(DEFAULT_LIMITS)}")
@@ -167,7 +171,7 @@ class Launcher:
             "seccomp": box is not None and box.seccomp,
             "directory": directory,
             "cpus": sorted(cpus) if cpus else None,
-            "nice": RAISED_PRIORITY if box and may_raise_priority() else 0,
+            "nice": RAISED_PRIORITY if raised and box and may_raise_priority() else 0,
             "names": list(fds),
             "environ": _base_environ(threads) | self.environ | (environ or {}) | {"HOME": directory, "TMPDIR": directory},
             "limits": {
