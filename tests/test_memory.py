@@ -328,7 +328,7 @@ def test_a_home_that_cannot_be_written(monkeypatch):
 def test_no_sysfs(monkeypatch):
     monkeypatch.setattr(machine, "caches", lambda: [])
     assert memory.line_bytes() == 64
-    assert memory.stream_array_bytes() == 32 * MIB
+    assert memory.stream_array_bytes() == 128 * MIB
     assert memory.latency([4 * KIB], passes=1).conditions["line"] == "64 B"
 
 

@@ -570,12 +570,10 @@ STREAM_BYTES = {
 
 
 def stream_array_bytes() -> int:
-    """STREAM's rule: each array at least four times the last-level cache; here at least 32 and at most 512
-    MiB.
+    """STREAM's rule: each array at least four times the last-level cache (32 MiB where the system is silent);
+    here at least 32 and at most 512 MiB.
     """
-    last = max(
-        (level["size_bytes"] for level in machine.caches() if level.get("size_bytes")), default=8 * MIB
-    )
+    last = max((level["size_bytes"] for level in machine.caches() if level["size_bytes"]), default=32 * MIB)
     return int(min(512 * MIB, max(32 * MIB, 4 * last)))
 
 
