@@ -317,3 +317,35 @@ def test_bad_answers_each_get_a_row_with_a_reason(course):
     for name, (_, says) in BAD_ANSWERS.items():
         assert rows[name]["status"] == "fail" and rows[name]["score"] < 10, rows[name]
         assert says.casefold() in rows[name]["reason"].casefold(), rows[name]
+
+
+# ------------------------------------------------------------ the demonstration class
+
+
+def test_demonstration_class_and_again(course, fake_judge, monkeypatch, capsys):
+    from grader import demo, judging
+
+    fake, asked = judging.judge_answer, []
+
+    def judge(slug, cells, **options):
+        asked.append(cells)
+        right = "finished - start" in cells[0]  # the reference answer's own line
+        return fake(slug, ["# verdict: pass 10" if right else "# verdict: fail 2"], **options)
+
+    monkeypatch.setattr(judging, "judge_answer", judge)
+    monkeypatch.setattr(farm, "compute", in_this_process)
+    assert demo.main_demo([f"--course-dir={course.folder}"]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines()[1:8]] == [
+        f"demo-{name}" for name in sorted(demo.CLASS)
+    ]
+    assert re.search(r"demo-ada +10/14", shown) and "demo-fatima/" not in shown
+    assert all(f"\n{what} " in shown for what in ("site", "feedback", "gradebook"))
+    pages = sorted((course.folder / "feedback").rglob("*.html"))
+    assert len(pages) == len(demo.CLASS) == 7
+    assert len(asked) == 5  # nothing was asked about the cut-off notebook and the deleted answer
+
+    before = [page.stat().st_mtime_ns for page in pages]
+    assert demo.main_demo([f"--course-dir={course.folder}"]) == 0
+    assert capsys.readouterr().out == shown
+    assert len(asked) == 5 and [page.stat().st_mtime_ns for page in pages] == before
