@@ -118,7 +118,10 @@ class Group:
         )
 
     def close(self) -> None:
-        self.threads.shutdown(wait=False, cancel_futures=True)
+        for host in self.hosts:
+            if not host.closed:
+                host.kill()
+        self.threads.shutdown(cancel_futures=True)  # a call that is under way ends with its process
         for host in self.hosts:
             host.close()
         self.wires.close()

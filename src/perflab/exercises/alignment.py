@@ -341,7 +341,7 @@ def _judge_on_device(session, host, parts, evidence, seen) -> None:
                           "calls": {f"{k}/{case}": n for (k, case), n in device.calls.items()}}  # fmt: skip
     if not wrong:
         parts.add("device", 3, True, "On memory whose speed only the judge knew, your experiment found all eight figures.",
-                  "在速度只有评测器知道的内存上，你的实验测出了全部八个数值。")  # fmt: skip
+                  "在速度只有评测程序知道的内存上，你的实验测出了全部八个数值。")  # fmt: skip
         return
     kind, case, value, true = wrong[0]
     hint_en, hint_zh = _use_of(device)
@@ -352,7 +352,7 @@ def _judge_on_device(session, host, parts, evidence, seen) -> None:
         "device", 3, False,
         f"On memory whose speed only the judge knew, your experiment gives {case_en} {kind_en} {value:.3g}{unit_en}; the truth is"
         f" {true:.3g}{unit_en}. {hint_en}",
-        f"在速度只有评测器知道的内存上，你的实验给出的{case_zh}{kind_zh}为 {value:.3g}{unit_zh}，真实值是 {true:.3g}{unit_zh}。{hint_zh}",
+        f"在速度只有评测程序知道的内存上，你的实验给出的{case_zh}{kind_zh}为 {value:.3g}{unit_zh}，真实值是 {true:.3g}{unit_zh}。{hint_zh}",
     )  # fmt: skip
 
 
@@ -536,10 +536,10 @@ def _judge_here(session, host, clock, parts, evidence, seen) -> bytes | None:
         parts.add("agrees", 2, False, *_disagreement(*wrong[0], seen))
     elif agreement.all_ok(keys) is None:
         parts.add("agrees", 2, None, "The judge's own timing of your C did not repeat, so yours could not be compared.",
-                  "评测器自己对你的 C 代码的计时不能重复，因此无法核对你的结果。")  # fmt: skip
+                  "评测程序自己对你的 C 代码的计时不能重复，因此无法核对你的结果。")  # fmt: skip
     else:
         parts.add("agrees", 2, True, "Your eight figures agree with the judge's timing of the same C on this machine.",
-                  "你的八个数值与评测器在本机对同一份 C 代码的计时一致。")  # fmt: skip
+                  "你的八个数值与评测程序在本机对同一份 C 代码的计时一致。")  # fmt: skip
     _judge_order(reversed_, agreement.all_ok(keys), parts)
     _judge_visible(session, clock, truth, parts, evidence)
     return _figure(figures, truth)
@@ -562,7 +562,7 @@ def _disagreement(key, value, true, seen) -> tuple[str, str]:
     return (
         f"{case_en} {kind_en}: your experiment gives {value:.3g}{unit_en}, the judge measured {true:.3g}{unit_en} with the same C, just before"
         f" and after (a factor of {within:g} is allowed).{hint_en}",
-        f"{case_zh}{kind_zh}：你的实验给出 {value:.3g}{unit_zh}，评测器前后用同一份 C 代码测得 {true:.3g}{unit_zh}（允许相差 {within:g} 倍）。{hint_zh}",
+        f"{case_zh}{kind_zh}：你的实验给出 {value:.3g}{unit_zh}，评测程序前后用同一份 C 代码测得 {true:.3g}{unit_zh}（允许相差 {within:g} 倍）。{hint_zh}",
     )
 
 

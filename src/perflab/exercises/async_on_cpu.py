@@ -200,7 +200,7 @@ def _judge_times(session, host, parts, evidence) -> list[dict]:
         parts.add(
             "times", 4, None,
             f"`measure` could not be checked on {unclear[0]['device']}: the machine was so busy that the judge's own measurement was off too.",
-            f"无法核对 `measure` 在「{unclear[0]['zh']}」上的结果：机器太忙，评测器自己的测量也不准。",
+            f"无法核对 `measure` 在「{unclear[0]['zh']}」上的结果：机器太忙，评测程序自己的测量也不准。",
         )  # fmt: skip
     else:
         parts.add("times", 4, True, f"`measure` was right on all {len(rows)} devices, within 15 % + 1 ms.",
@@ -235,7 +235,7 @@ def _blame(parts, device, row) -> None:
         "times", 4, False,
         f"`measure` on {device.name[0]}: your {what} is {_ms(got)}, the judge saw {_ms(true)}"
         f" (median of {row['pairs'] - 1} pairs, first left out; 15 % + 1 ms allowed). {hint_en}",
-        f"`measure` 在「{device.name[1]}」上：你的 {what} 是 {_ms(got)}，评测器看到的是 {_ms(true)}"
+        f"`measure` 在「{device.name[1]}」上：你的 {what} 是 {_ms(got)}，评测程序看到的是 {_ms(true)}"
         f"（去掉第一次后 {row['pairs'] - 1} 次的中位数；允许误差 15 % + 1 ms）。{hint_zh}",
     )  # fmt: skip
 
@@ -400,25 +400,25 @@ def _judge_survey(session, host, parts, evidence) -> dict:
     else:
         parts.add("survey", 3, None,
                   f"`survey` could not be compared: the judge's own measurements differ {drift:.2g}-fold within a minute.",
-                  f"无法核对 `survey`：评测器自己的测量在一分钟内相差 {drift:.2g} 倍。")  # fmt: skip
+                  f"无法核对 `survey`：评测程序自己的测量在一分钟内相差 {drift:.2g} 倍。")  # fmt: skip
         return evidence["survey"]
     if wrong:
         key, what, got, true = wrong[0]
         if what == "total":
             en = (f"`survey` says one {SIZE}×{SIZE} float32 product takes {_ms(got)} for `{key}`; the judge measured {_ms(true)} on"
                   " the same core, just before and after (a factor of 1.5 is allowed). Check size, dtype, unit (seconds) and warm-up.")  # fmt: skip
-            zh = (f"`survey` 中 `{key}` 的一次 {SIZE}×{SIZE} float32 乘积为 {_ms(got)}；评测器前后在同一核心上测得 {_ms(true)}"
+            zh = (f"`survey` 中 `{key}` 的一次 {SIZE}×{SIZE} float32 乘积为 {_ms(got)}；评测程序前后在同一核心上测得 {_ms(true)}"
                   "（允许相差 1.5 倍）。请检查矩阵大小、数据类型、单位（秒）以及是否预热。")  # fmt: skip
         else:
             en = (f"`survey` for `{key}`: your launch returned after {got:.0%} of the total, the judge's after {true:.0%}."
                   " Time the same call for both, and wait for the value.")  # fmt: skip
-            zh = (f"`survey` 中 `{key}`：你的 launch 在总时间的 {got:.0%} 处返回，评测器测得 {true:.0%}。"
+            zh = (f"`survey` 中 `{key}`：你的 launch 在总时间的 {got:.0%} 处返回，评测程序测得 {true:.0%}。"
                   "两个时间要对同一次调用计时，并等待结果算出。")  # fmt: skip
         parts.add("survey", 3, False, en, zh)
     else:
         listed = ", ".join(f"{k} {_ms(v[1])}" for k, v in survey.items())
         parts.add("survey", 3, True, f"`survey` agrees with the judge's own measurement ({listed}).",
-                  f"`survey` 与评测器自己的测量一致（{listed}）。")  # fmt: skip
+                  f"`survey` 与评测程序自己的测量一致（{listed}）。")  # fmt: skip
     return evidence["survey"]
 
 

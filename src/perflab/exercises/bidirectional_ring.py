@@ -328,7 +328,7 @@ def _judge_speed(session, parts, evidence):
         parts.add(
             "faster", 4, None,
             f"{told}. The judge's own ring was off too ({theory_s * 1e3:.0f} ms is its theory): the machine was too busy to tell.",
-            f"{told_zh}。评测器自己的环也不准（理论值 {theory_s * 1e3:.0f} ms）：机器太忙，无法判断。",
+            f"{told_zh}。评测程序自己的环也不准（理论值 {theory_s * 1e3:.0f} ms）：机器太忙，无法判断。",
         )  # fmt: skip
     elif found.faster is None:
         parts.add("faster", 4, None, f"{told}: {found.reason}.", f"{told_zh}：噪声太大，无法判断是否达到 {SPEEDUP} 倍。")

@@ -419,11 +419,11 @@ def _judge_on_device(session, host, parts, evidence) -> bool | None:
                        else "请用调用的时间除以步数，单位为纳秒。")  # fmt: skip
             parts.add("device", 2, False,
                       f"With a chase of {device.ns:.3g} ns a step, which only the judge knew, `latency(chase, {n_bytes})` gives {value:.3g} ns.{hint_en}",
-                      f"对一个每步 {device.ns:.3g} ns（只有评测器知道）的 chase，`latency(chase, {n_bytes})` 给出 {value:.3g} ns。{hint_zh}")  # fmt: skip
+                      f"对一个每步 {device.ns:.3g} ns（只有评测程序知道）的 chase，`latency(chase, {n_bytes})` 给出 {value:.3g} ns。{hint_zh}")  # fmt: skip
             return
     evidence["device"] = rows
     parts.add("device", 2, True, f"On a chase whose speed only the judge knew, `latency` was right {len(rows)} times.",
-              f"对速度只有评测器知道的 chase，`latency` 的 {len(rows)} 次测量都正确。")  # fmt: skip
+              f"对速度只有评测程序知道的 chase，`latency` 的 {len(rows)} 次测量都正确。")  # fmt: skip
 
 
 # ---- latency and estimate, here
@@ -558,14 +558,14 @@ def _judge_curve(off, before, mine, after, l2, parts) -> None:
             "curve", 2, False,
             f"At {readable_bytes(size)} `latency` gives {value:.3g} ns, the judge measured {true:.3g} ns on this machine ({len(wrong)} of {len(off)} sizes are off by"
             f" more than {CURVE_WITHIN:g}×).{hint_en}",
-            f"在 {readable_bytes(size)} 处 `latency` 给出 {value:.3g} ns，评测器在本机测得 {true:.3g} ns（{len(off)} 个大小中有 {len(wrong)} 个相差超过 {CURVE_WITHIN:g} 倍）。{hint_zh}",
+            f"在 {readable_bytes(size)} 处 `latency` 给出 {value:.3g} ns，评测程序在本机测得 {true:.3g} ns（{len(off)} 个大小中有 {len(wrong)} 个相差超过 {CURVE_WITHIN:g} 倍）。{hint_zh}",
         )  # fmt: skip
     elif any(ok is None and not shared(size, l2) for size, ok in off.items()):
         parts.add("curve", 2, None, "The judge's own curve of this machine did not repeat, so yours could not be compared.",
-                  "评测器自己测得的本机曲线不能重复，因此无法核对你的曲线。")  # fmt: skip
+                  "评测程序自己测得的本机曲线不能重复，因此无法核对你的曲线。")  # fmt: skip
     else:
         parts.add("curve", 2, True, f"Your latency curve agrees with the judge's, at {len(off)} sizes from {readable_bytes(min(off))} to {readable_bytes(max(off))}.",
-                  f"你的延迟曲线与评测器的一致（从 {readable_bytes(min(off))} 到 {readable_bytes(max(off))} 共 {len(off)} 个大小）。")  # fmt: skip
+                  f"你的延迟曲线与评测程序的一致（从 {readable_bytes(min(off))} 到 {readable_bytes(max(off))} 共 {len(off)} 个大小）。")  # fmt: skip
 
 
 def last_level(curve: Curve, l2: int) -> float | None:
@@ -598,7 +598,7 @@ def _judge_estimate_here(found, system, before, after, parts, evidence) -> None:
         parts.add("estimate", 1, False,
                   f"On your own curve of this machine `estimate` gives {said}; the last level ends at {readable_bytes(int(ends[0]))} in the judge's curve (a factor of"
                   f" {LAST_WITHIN:g} is allowed; the label that the system reports does not count, since neighbours share that cache).",
-                  f"对你测得的本机曲线，`estimate` 给出 {said}；在评测器的曲线上，最后一级缓存到 {readable_bytes(int(ends[0]))} 为止（允许相差"
+                  f"对你测得的本机曲线，`estimate` 给出 {said}；在评测程序的曲线上，最后一级缓存到 {readable_bytes(int(ends[0]))} 为止（允许相差"
                   f" {LAST_WITHIN:g} 倍；系统报告的标称值不算数，因为这级缓存与其他程序共享）。")  # fmt: skip
         return
     parts.add("estimate", 1, True, f"On your own curve of this machine `estimate` gives {said}."

@@ -225,7 +225,7 @@ def _judge_concurrency(session, host, parts, evidence) -> list[dict]:
         )  # fmt: skip
     elif unclear:
         parts.add("concurrency", 6, None, "`concurrency` could not be checked: the machine was so busy that the judge's own figure was off too.",
-                  "无法核对 `concurrency`：机器太忙，评测器自己的结果也不准。")  # fmt: skip
+                  "无法核对 `concurrency`：机器太忙，评测程序自己的结果也不准。")  # fmt: skip
     else:
         said = ", ".join(f"{r['answer']:.2g}" for r in sorted(rows, key=lambda r: r["truth"]))
         parts.add("concurrency", 6, True, f"`concurrency` was right on all {len(rows)} devices ({said} in flight).",
@@ -295,13 +295,13 @@ def _judge_torch(session, host, parts, evidence) -> None:
                 break
     else:
         parts.add("torch", 4, None, f"`torch_concurrency` could not be checked: the judge's own figures were {figures[0]:.2g} and {figures[1]:.2g}.",
-                  f"无法核对 `torch_concurrency`：评测器自己两次测得 {figures[0]:.2g} 和 {figures[1]:.2g}。")  # fmt: skip
+                  f"无法核对 `torch_concurrency`：评测程序自己两次测得 {figures[0]:.2g} 和 {figures[1]:.2g}。")  # fmt: skip
         return
     parts.add(
         "torch", 4, ok,
         f"`torch_concurrency` says {value:.2g} in flight; the judge measured {figures[0]:.2g}–{figures[1]:.2g}."
         + (" Eager mode on the CPU runs one after the other." if ok else " A factor of 1.3 is allowed; every operation alone and all eight together, warm."),
-        f"`torch_concurrency` 的结果是平均 {value:.2g} 个同时进行；评测器测得 {figures[0]:.2g}–{figures[1]:.2g}。"
+        f"`torch_concurrency` 的结果是平均 {value:.2g} 个同时进行；评测程序测得 {figures[0]:.2g}–{figures[1]:.2g}。"
         + ("CPU 上的即时执行模式是一个接一个运行的。" if ok else "允许相差 1.3 倍；八个运算各自单独、以及一起运行都要预热后测量。"),
     )  # fmt: skip
 

@@ -401,6 +401,10 @@ def _run(session: Session, task: Task, point: Point | None, said, *, limit_s: fl
             return outcome
         finally:
             for host in hosts.values():
+                if not host.closed:
+                    host.kill()
+            threads.shutdown(cancel_futures=True)  # a call that is under way ends with its process
+            for host in hosts.values():
                 host.close()
 
 

@@ -397,7 +397,7 @@ def _judge_overlap(session, machine, parts, evidence) -> list[dict]:
     )
     if not 1 / SERIAL_WITHIN <= control <= SERIAL_WITHIN:
         parts.add("hidden", 6, None, f"{told}. The judge's own serial pass took {control:.2f} times its theory: the machine was too busy.",
-                  f"{told_zh}。评测器自己的串行过程用了理论时间的 {control:.2f} 倍：机器太忙。")  # fmt: skip
+                  f"{told_zh}。评测程序自己的串行过程用了理论时间的 {control:.2f} 倍：机器太忙。")  # fmt: skip
     elif low >= HIDDEN_PASSES:
         parts.add("hidden", 6, True, f"{told}.", f"{told_zh}。")
     elif high <= HIDDEN_FAILS:

@@ -233,7 +233,7 @@ def _reported(session, host, reference, parts, evidence) -> None:
                 break
     else:
         parts.add("reported", 2, None, f"`speedup` could not be checked: the judge's own figures were {figures[0]:.3g}× and {figures[1]:.3g}×.",
-                  f"无法核对 `speedup`：评测器自己两次测得 {figures[0]:.3g}× 和 {figures[1]:.3g}×。")  # fmt: skip
+                  f"无法核对 `speedup`：评测程序自己两次测得 {figures[0]:.3g}× 和 {figures[1]:.3g}×。")  # fmt: skip
         return
     shown = f"{figures[0]:.3g}–{figures[1]:.3g}×"
     parts.add(
@@ -241,8 +241,8 @@ def _reported(session, host, reference, parts, evidence) -> None:
         f"`speedup` says {value:.3g}×, the judge measured {shown}." if ok else
         f"`speedup` says {value:.3g}×, the judge measured {shown} for your `run_chains` at k = {K}, n = {N}, steps = {STEPS} (a factor of"
         f" {REPORT_WITHIN:g} is allowed). It is the serial loop's time ÷ run_chains' time, both warm, same inputs.",
-        f"`speedup` 报告 {value:.3g}×，评测器测得 {shown}。" if ok else
-        f"`speedup` 报告 {value:.3g}×，而评测器对你的 `run_chains`（k = {K}、n = {N}、steps = {STEPS}）测得 {shown}（允许相差"
+        f"`speedup` 报告 {value:.3g}×，评测程序测得 {shown}。" if ok else
+        f"`speedup` 报告 {value:.3g}×，而评测程序对你的 `run_chains`（k = {K}、n = {N}、steps = {STEPS}）测得 {shown}（允许相差"
         f" {REPORT_WITHIN:g} 倍）。它等于串行循环的时间 ÷ run_chains 的时间，两者都要预热，且输入相同。",
     )  # fmt: skip
 

@@ -250,7 +250,7 @@ def _judge_on_device(session, host, parts, evidence) -> bool:
     evidence["device"] = {"answer": figures, "truth": truth, "passes": {s * 8: p for s, p in device.passes.items()}}
     if not wrong and device.sizes == {N}:
         parts.add("device", 3, True, "On a walk whose speed only the judge knew, your experiment found all ten figures.",
-                  "对一个速度只有评测器知道的 walk，你的实验测出了全部十个数值。")  # fmt: skip
+                  "对一个速度只有评测程序知道的 walk，你的实验测出了全部十个数值。")  # fmt: skip
         return device.written
     if device.sizes and device.sizes != {N} and not device.others:
         got = next(size for size in sorted(device.sizes) if size != N)
@@ -262,7 +262,7 @@ def _judge_on_device(session, host, parts, evidence) -> bool:
     parts.add(
         "device", 3, False,
         f"On a walk whose speed only the judge knew, your experiment gives {value:.3g} ns for stride {stride} B; the truth is {true:.3g} ns. {hint_en}",
-        f"对一个速度只有评测器知道的 walk，你的实验在步幅 {stride} B 处给出 {value:.3g} ns；真实值是 {true:.3g} ns。{hint_zh}",
+        f"对一个速度只有评测程序知道的 walk，你的实验在步幅 {stride} B 处给出 {value:.3g} ns；真实值是 {true:.3g} ns。{hint_zh}",
     )  # fmt: skip
     return device.written
 
@@ -375,15 +375,15 @@ def _judge_here(session, host, subject, parts, evidence, written) -> bytes:
             "agrees", 3, False,
             f"Stride {stride} B: your experiment gives {value:.3g} ns per access, the judge measured {true:.3g} with the same C, just before and after"
             f" (a factor of {WITHIN:g} is allowed; {len(wrong)} of {len(STRIDES_BYTES)} figures are off).{hint_en}",
-            f"步幅 {stride} B：你的实验给出每次访问 {value:.3g} ns，评测器前后用同一份 C 代码测得 {true:.3g} ns（允许相差 {WITHIN:g} 倍；"
+            f"步幅 {stride} B：你的实验给出每次访问 {value:.3g} ns，评测程序前后用同一份 C 代码测得 {true:.3g} ns（允许相差 {WITHIN:g} 倍；"
             f"{len(STRIDES_BYTES)} 个数值中有 {len(wrong)} 个不符）。{hint_zh}",
         )  # fmt: skip
     elif agreement.all_ok(STRIDES_BYTES) is None:
         parts.add("agrees", 3, None, "The judge's own timing of your C did not repeat, so yours could not be compared.",
-                  "评测器自己对你的 C 代码的计时不能重复，因此无法核对你的结果。")  # fmt: skip
+                  "评测程序自己对你的 C 代码的计时不能重复，因此无法核对你的结果。")  # fmt: skip
     else:
         parts.add("agrees", 3, True, "Your ten figures agree with the judge's timing of the same C on this machine.",
-                  "你的十个数值与评测器在本机对同一份 C 代码的计时一致。")  # fmt: skip
+                  "你的十个数值与评测程序在本机对同一份 C 代码的计时一致。")  # fmt: skip
     _judge_slower(session, clock, figures, truth, parts, evidence)
     return _figure(figures, truth)
 
