@@ -435,7 +435,7 @@ class Clock:
         self.counts = {}
         for key in self.offsets:
             seconds = min(self.seconds(key, 400_000) for _ in range(2))
-            self.counts[key] = int(min(max(400_000 * 3e-3 / seconds, MIN_COUNT), 16_000_000))
+            self.counts[key] = int(min(max(400_000 * 3e-3 / seconds, MIN_COUNT), 200_000_000))
 
     def seconds(self, key, count: int) -> float:
         """One timed call, its result checked. Raises AnswerFailed for a wrong one."""
