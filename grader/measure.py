@@ -155,7 +155,7 @@ def check_outputs(record: dict, cell_points: float) -> list[NotebookNode]:
         )
     ]
     if record["figure"]:
-        alt = "What your code measured beside what the judge measured. 你的代码与评判程序各自测得的结果。"
+        alt = "What your code measured beside what the judge measured. 你的代码与评测程序各自测得的结果。"
         outputs.append(
             new_output(
                 "display_data",

@@ -372,7 +372,7 @@ class Host:
 
     def define(self, source: str) -> None:
         """Runs the judge's helper functions inside the process; ``call("$name", …)`` calls them, `answer` is in their reach."""
-        self._ask({"op": "define", "source": source}, 60, "the judge's helper", "评测器的辅助函数")
+        self._ask({"op": "define", "source": source}, 60, "the judge's helper", "评测程序的辅助函数")
 
     def run_cell(self, source: str, *, timeout_s: float) -> list[dict]:
         """Runs a notebook cell and returns its outputs (plain dicts, untrusted)."""
