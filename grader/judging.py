@@ -22,9 +22,13 @@ UNSAFE_NOTE = (
 )
 
 
-@lru_cache
 def launcher(unsafe: bool = False) -> Launcher:
     """This process's launcher: one warm parent for all answers. Raises SandboxError where no sandbox can be made."""
+    return _launcher(bool(unsafe))
+
+
+@lru_cache
+def _launcher(unsafe: bool) -> Launcher:
     if not unsafe:
         reason = why_no_box()
         if reason:

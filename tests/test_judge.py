@@ -201,7 +201,7 @@ def test_inconclusive_is_tried_once_more_when_quiet(monkeypatch):
         return made.verdict()
 
     monkeypatch.setattr(module, "judge", undecided)
-    verdict = judging.judge_answer("async-on-cpu", ["x"], seed=5, quiet_wait_s=0.1)
+    verdict = judging.judge_answer("async-on-cpu", ["measure = is_asynchronous = survey = print\n"], seed=5, quiet_wait_s=0.1)
     assert calls == [5, 6]
     assert verdict.status == "pass" and "first_try" in verdict.evidence
 

@@ -274,14 +274,24 @@ def slugs() -> tuple[str, ...]:
     return tuple(sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules(exercises.__path__) if not m.name.startswith("_")))
 
 
+# Modules of perflab on which no verdict depends.
+_FOR_PAGES_ONLY = {"plot.py", "widgets.py", "recorded.py", "compilers.py", "costmodel.py", "memory.py", "units.py", "notebook.py"}
+
+
 @lru_cache
 def exercise_version(slug: str, hidden: Path | None = None) -> str:
-    """A fingerprint of all that a verdict depends on beside the answer: perflab's source and the exercise's cases."""
+    """A fingerprint of all that a verdict depends on beside the answer: perflab's source and the exercise's cases.
+
+    The modules of other exercises and those that only draw are left out: a new colour must not have a class judged anew.
+    """
     digest = hashlib.sha256(slug.encode())
-    roots = [Path(__file__).parent, *([hidden] if hidden else [])]
-    for root in roots:
+    package = Path(__file__).parent
+    others = {f"{name.replace('-', '_')}.py" for name in slugs() if name != slug}
+    for root in [package, *([hidden] if hidden else [])]:
         for path in sorted(p for p in root.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
-            digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+            left_out = path.parent == package and path.name in _FOR_PAGES_ONLY or path.parent.name == "exercises" and path.name in others
+            if not left_out:
+                digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -389,6 +399,11 @@ def _judge_once(module, cells, launcher, seed, hidden, public) -> Verdict:
     _machine_line()  # before this thread is pinned
     timed = getattr(module, "TIMED", True)
     started = time.monotonic()
+    try:  # cells that don't even run need not wait for their turn to be measured
+        with launcher.start() as probe:
+            probe.run_answer(cells, module.ENTRY_POINTS, timeout_s=30)
+    except AnswerFailed as error:
+        return _failed_at_once(module, error, time.monotonic() - started)
     with measurement_lease() if timed else nullcontext():
         began = time.monotonic()
         session = Session(module.SLUG, cells, launcher, seed=seed, hidden=hidden, public=public)
@@ -396,15 +411,21 @@ def _judge_once(module, cells, launcher, seed, hidden, public) -> Verdict:
             with _measuring_thread(session.cpu) if timed else nullcontext():
                 verdict = module.judge(session)
         except AnswerFailed as error:
-            parts = Parts(module.SLUG, module.MAX_POINTS)
-            parts.add(error.kind, module.MAX_POINTS, False, error.en, error.zh)
-            verdict = parts.verdict(evidence={"failed": error.kind})
+            verdict = _failed_at_once(module, error, 0.0)
         finally:
             session.close()
     verdict.evidence["machine"] = _machine_line()
     verdict.evidence["seconds"] = round(time.monotonic() - began, 3)
     verdict.evidence["waited_s"] = round(began - started, 3)
     return verdict
+
+
+def _failed_at_once(module, error: AnswerFailed, seconds: float) -> Verdict:
+    """The verdict of an answer that failed as a whole: no point, and the reason."""
+    parts = Parts(module.SLUG, module.MAX_POINTS)
+    parts.add(error.kind, module.MAX_POINTS, False, error.en, error.zh)
+    evidence = {"failed": error.kind, "machine": _machine_line(), "seconds": round(seconds, 3), "waited_s": 0.0}
+    return parts.verdict(evidence=evidence)
 
 
 @lru_cache

@@ -163,7 +163,7 @@ def _pair(value, name: str) -> tuple[float, float]:
 
 def _measure(host, device) -> dict:
     """One device measured by `measure` in `host`, beside what this side saw. Raises AnswerFailed for misuse."""
-    value = host.call("measure", Proxy(device.launch), Proxy(device.wait), timeout_s=20, inference=False)
+    value = host.call("measure", Proxy(device.launch), Proxy(device.wait), timeout_s=10, inference=False)
     launch_s, total_s = _pair(value, "measure")
     _check_use(device)
     true_launch_s, true_total_s = device.truth()
@@ -376,7 +376,7 @@ def _judge_survey(session, host, parts, evidence) -> dict:
     for _ in range(4):
         before = measured()
         cpu_before_s = host.cpu_s()
-        value, spent_s = host.timed_call("survey", timeout_s=60, inference=False)
+        value, spent_s = host.timed_call("survey", timeout_s=15, inference=False)
         cpu_used_s = host.cpu_s() - cpu_before_s
         survey = _checked_survey(value, cuda)
         after = measured()
