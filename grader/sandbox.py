@@ -73,7 +73,7 @@ class Box:
     """One bubblewrap sandbox with nothing in it yet.
 
     Attributes: `pid` (of its first process, seen from here), `userns` (True when it has a user namespace of its own,
-    that is unless the grader is root), `directory` (the writable place inside), `seccomp`.
+    that is unless the grader is root), `directory` (the writable place inside), `seccomp`, `counts_processes`.
     """
 
     directory = "/tmp"
@@ -115,6 +115,7 @@ class Box:
         finally:
             os.close(info)
         self._cgroups.add(self.pid)
+        self.counts_processes = self._cgroups.counts_processes
 
     def _arguments(self) -> list[str]:
         arguments = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
@@ -184,6 +185,11 @@ class _Cgroups:
                 self.remove()
                 self._folders = []
                 return
+
+    @property
+    def counts_processes(self) -> bool:
+        """True where the kernel counts the processes of this box alone."""
+        return any((folder / "pids.max").exists() for folder in self._folders)
 
     def add(self, pid: int) -> None:
         for folder in self._folders:

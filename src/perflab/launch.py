@@ -177,7 +177,8 @@ class Launcher:
             "limits": {
                 "RLIMIT_AS": limits["memory_bytes"], "RLIMIT_CPU": limits["cpu_s"], "RLIMIT_CORE": 0,
                 "RLIMIT_FSIZE": limits["file_bytes"], "RLIMIT_NOFILE": limits["open_files"],
-            } | ({"RLIMIT_NPROC": limits["processes"]} if box else {}),
+                # counts all processes of the user that every box runs answers as: only where nothing counts a box's own
+            } | ({"RLIMIT_NPROC": limits["processes"]} if box and not box.counts_processes else {}),
         }  # fmt: skip
         try:
             with self._lock:
