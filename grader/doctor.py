@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shutil
+import subprocess
 import sys
 
 from grader.sandbox import bubblewrap, cgroup_roots, why_no_box
@@ -36,6 +37,10 @@ def findings() -> list[tuple[str, bool | None, str]]:
     for tool, use in (("gcc", "C answers"), ("clang", "C answers, a second compiler"), ("g++", "torch.compile, C++ programs")):
         path = shutil.which(tool)
         found.append((tool, bool(path) or (None if tool == "clang" else False), path or f"missing; needed for {use}"))
+    if shutil.which("gcc"):
+        said = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=False).stdout.strip()
+        here = os.path.isabs(said)
+        found.append(("sanitizers", here, "gcc's address sanitizer is here" if here else "gcc has no libasan; C answers can't be checked for writes outside their buffers"))
     gpus = machine.gpus()
     found.append(("GPUs", None, ", ".join(g["name"] for g in gpus) or "none: GPU paths are skipped"))
     for item in machine.hidden():
