@@ -353,8 +353,9 @@ def test_nothing_outlives_a_killed_run():
 
 def test_no_ports_and_no_files_are_left(tmp_path):
     before = {name for name in os.listdir("/dev/shm")} if os.path.isdir("/dev/shm") else set()
+    children = set(psutil.Process().children(recursive=True))  # other tests keep a judge's parent process
     links.run(ping, 2)
-    assert not psutil.Process().children(recursive=True)
+    assert not set(psutil.Process().children(recursive=True)) - children
     assert not [c for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"]
     after = {name for name in os.listdir("/dev/shm")} if os.path.isdir("/dev/shm") else set()
     assert after <= before
