@@ -1,11 +1,12 @@
 """12.2 async-on-cpu: the right answers pass, the wrong ones and the cheats fail and are told why."""
 
 import pytest
+from verdicts import answers, judged_as_promised
+
 from grader import trial
 from grader.judging import judge_answer
 from perflab import judge
 from perflab.exercises import async_on_cpu
-from verdicts import answers, judged_as_promised
 
 ANSWERS = answers("async-on-cpu")
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from grader import sandbox
 from nbgrader_course import command
+
+from grader import sandbox
 
 pytestmark = [
     pytest.mark.skipif(sandbox.why_no_box() is not None, reason=f"no sandbox here: {sandbox.why_no_box()}"),
@@ -57,9 +58,10 @@ ATTACKS = {
         "import pathlib, sys\nfor name in ('torch', 'numpy', 'sitecustomize', 'statistics'):\n"
         "    pathlib.Path(name + '.py').write_text('raise SystemExit(0)')\nsys.path.insert(0, '.')\n", True, 0, None),
     "solutions-from-disk": (
-        "import glob\nfound = [p for pattern in ('/**/solutions/*.md', '/**/gradebook.db', '/**/hidden/**', '/**/submitted/**')\n"
-        "         for p in glob.iglob(pattern, recursive=True) if not p.startswith(('/proc', '/usr'))]\n"
-        "assert not found, found\n", True, RIGHT, None),
+        "import os, sys\nseen = []\nfor top, folders, files in os.walk('/'):\n    depth = top.count('/')\n"
+        "    if depth > 5 or top.startswith(('/proc', '/usr', sys.prefix, sys.base_prefix)):\n        folders[:] = []\n"
+        "    seen += [top + '/' + name for name in folders + files if name in ('solutions', 'gradebook.db', 'hidden', 'submitted', 'grader')]\n"
+        "assert not seen, seen\n", True, RIGHT, None),
     "gradebook": (
         "import pathlib\nwritten = []\nfor folder in [pathlib.Path.cwd(), *pathlib.Path.cwd().parents, pathlib.Path('/')]:\n"
         "    try:\n        (folder / 'gradebook.db').write_bytes(b'x')\n        written.append(str(folder))\n    except OSError:\n        continue\n"

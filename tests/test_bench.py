@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from perflab import bench
 
 STORED = Path(__file__).parent / "data" / "pairs.json"

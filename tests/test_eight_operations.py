@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from perflab.exercises import eight_operations
 from verdicts import answers, judged_as_promised
+
+from perflab.exercises import eight_operations
 
 
 @pytest.mark.parametrize("path", answers("eight-operations"), ids=lambda p: p.stem)

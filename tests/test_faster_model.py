@@ -1,9 +1,10 @@
 """12.1 faster-model: the right answers pass, the wrong ones and the cheats fail and are told why."""
 
 import pytest
+from verdicts import answers, judged_as_promised
+
 from grader.judging import hidden_cases
 from perflab.exercises import faster_model
-from verdicts import answers, judged_as_promised
 
 
 @pytest.mark.parametrize("path", answers("faster-model"), ids=lambda p: p.stem)

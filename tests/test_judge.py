@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+
 from grader import judging, trial
 from perflab import bench, judge, wire
 from perflab.judge import Parts, Session

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from perflab import notebook
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from grader import judging, sandbox
 from perflab import launch
 from perflab.launch import AnswerFailed
@@ -152,8 +153,9 @@ def test_the_system_is_read_only(launcher, path):
 
 
 def test_packages_are_read_only(launcher):
-    import perflab
     import torch
+
+    import perflab
 
     for package in (perflab, torch):
         path = str(Path(package.__file__).parent / "x")

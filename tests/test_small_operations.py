@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from verdicts import answers, judged_as_promised
+
 from perflab.exercises import small_operations
 from perflab.launch import AnswerFailed
 from perflab.wire import Tensor
-from verdicts import answers, judged_as_promised
 
 
 @pytest.mark.parametrize("path", answers("small-operations"), ids=lambda p: p.stem)

@@ -6,7 +6,6 @@ from statistics import median
 import numpy as np
 import torch
 
-
 os._exit(0)
 
 

@@ -1,6 +1,5 @@
 # Minima instead of medians. Expect: return the median
 import time
-from statistics import median
 
 import numpy as np
 import torch

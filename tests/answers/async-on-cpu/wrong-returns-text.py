@@ -1,6 +1,5 @@
 # Returns text. Expect: two finite floats
 import time
-from statistics import median
 
 import numpy as np
 import torch

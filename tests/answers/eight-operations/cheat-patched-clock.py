@@ -4,7 +4,6 @@ from statistics import median
 
 import torch
 
-
 time.perf_counter = lambda ticks=iter(range(1 << 30)): float(next(ticks))
 
 

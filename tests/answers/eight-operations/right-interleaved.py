@@ -1,6 +1,5 @@
 # Another right answer: rounds of everything, minima, numpy products of matmul.
 import time
-from statistics import median
 
 import torch
 

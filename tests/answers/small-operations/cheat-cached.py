@@ -4,7 +4,6 @@ from statistics import median
 
 import torch
 
-
 _seen = {}
 
 

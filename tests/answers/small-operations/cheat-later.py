@@ -1,11 +1,9 @@
 # Returns at once a tensor that a thread fills in later. Expect: off by
+import threading
 import time
 from statistics import median
 
 import torch
-
-
-import threading
 
 
 def run_chains(xs, w, steps):

@@ -1,11 +1,9 @@
 # Loads the machine from a thread so that the reference is slow. Expect: kept running
+import threading
 import time
 from statistics import median
 
 import torch
-
-
-import threading
 
 
 def spin():

@@ -1,6 +1,4 @@
 # A constant for speedup() that may well agree. Expect: it has to
-import time
-from statistics import median
 
 import torch
 

@@ -1,11 +1,9 @@
 # Two Python threads: slower, by the interpreter lock. Expect: as fast as the serial loop
 import time
+from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
 import torch
-
-
-from concurrent.futures import ThreadPoolExecutor
 
 
 def run_chains(xs, w, steps):
