@@ -13,7 +13,8 @@ REFERENCE = (Path(__file__).parent / "answers" / "async-on-cpu" / "right-referen
 
 
 @pytest.fixture
-def shell():
+def shell(monkeypatch):
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # IPython puts a module of its own there
     from IPython.core.interactiveshell import InteractiveShell
 
     shell = InteractiveShell.instance()
