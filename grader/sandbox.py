@@ -126,6 +126,10 @@ class Box:
                 arguments += ["--symlink", os.readlink(path), path]
             elif os.path.isdir(path):
                 arguments += ["--ro-bind", path, path]
+        # before what is shown: Python or the course may themselves lie under /tmp
+        arguments += ["--proc", "/proc", "--dev", "/dev"]
+        for path in ("/tmp", "/dev/shm"):
+            arguments += ["--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", path]
         shown = visible_paths()
         for folder in sorted(
             {str(parent) for path in (*shown, *_ETC) for parent in Path(path).parents} - {"/"}
@@ -136,9 +140,6 @@ class Box:
             arguments += ["--ro-bind-try", path, path]
         for path in shown:
             arguments += ["--ro-bind", path, path]
-        arguments += ["--proc", "/proc", "--dev", "/dev"]
-        for path in ("/tmp", "/dev/shm"):
-            arguments += ["--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", path]
         return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/"]
 
     def adopt(self, pid: int) -> None:
