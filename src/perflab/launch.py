@@ -310,9 +310,6 @@ class Host:
             except ProcessLookupError:
                 return
 
-    def alive(self) -> bool:
-        return not self.closed and psutil.pid_exists(self.pid)
-
     def cpu_s(self) -> float:
         """CPU seconds that this process and all that it started have used, as the kernel counts them (in steps of 10 ms)."""
         # what outlives its parent is adopted by the box's first process
