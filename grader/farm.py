@@ -96,20 +96,31 @@ def compute(
                     f"this assignment is judged on {kind!r}; the cluster has {', '.join(map(repr, kinds))}. "
                     "Add such a worker, or delete verdicts/hardware.json to judge all answers anew elsewhere."
                 )
-            futures = {
-                client.submit(perform, task, unsafe, pure=False, workers=sorted(set(kinds[kind]))): task
-                for task in tasks
-            }
-            for future in as_completed(futures):
-                error = future.exception() if future.status == "error" else None
-                if isinstance(error, SandboxError):
-                    raise GradingFailed(str(error))
+
+            def results(some: list[Task]) -> Iterator[tuple[Task, KilledWorker | str | None, dict | None]]:
+                futures = {
+                    client.submit(perform, task, unsafe, pure=False, workers=sorted(set(kinds[kind]))): task
+                    for task in some
+                }
+                for future in as_completed(futures):
+                    error = future.exception() if future.status == "error" else None
+                    if isinstance(error, SandboxError):
+                        raise GradingFailed(str(error))
+                    if error is not None and not isinstance(error, KilledWorker):
+                        error = f"the judge failed: {type(error).__name__}: {error}"
+                    yield futures[future], error, None if error else future.result()
+
+            # Whatever waited at a worker that died is under suspicion too: each of them gets a worker to itself.
+            suspects = []
+            for task, error, record in results(tasks):
                 if isinstance(error, KilledWorker):
-                    yield futures[future], "a worker died over this answer", kind
-                elif error is not None:
-                    yield futures[future], f"the judge failed: {type(error).__name__}: {error}", kind
+                    suspects.append(task)
                 else:
-                    yield futures[future], future.result(), kind
+                    yield task, error or record, kind
+            for suspect in suspects:
+                for task, error, record in results([suspect]):
+                    died = isinstance(error, KilledWorker)
+                    yield task, "a worker died over this answer" if died else error or record, kind
     finally:
         if cluster is not None:
             cluster.close()

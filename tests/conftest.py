@@ -1,3 +1,6 @@
+import os
+import shutil
+
 import nbgrader_course
 import pytest
 
@@ -23,3 +26,17 @@ def fake_judge(monkeypatch):
 
     monkeypatch.setattr(judging, "judge_answer", fake_judge.judge_answer)
     monkeypatch.setattr(judging, "run_cells", fake_judge.run_cells)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """One Chromium for all tests: Playwright allows no second one in a process."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    with sync_playwright() as playwright:
+        # Chromium's own sandbox refuses to start as root.
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        yield playwright.chromium.launch(executable_path=chromium, args=arguments)

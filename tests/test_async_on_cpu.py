@@ -47,7 +47,12 @@ def test_every_device_is_clearly_one_or_the_other():
         for device in async_on_cpu.devices(np.random.default_rng(seed)):
             ratio = device.launch_s / device.total_s
             assert ratio <= async_on_cpu.ASYNCHRONOUS_TO or ratio >= async_on_cpu.SYNCHRONOUS_FROM
-            assert device.total_s * (1 - device.swing) >= 0.020
+            assert device.total_s * min(device.scales) >= 0.020
+            if len(device.scales) > 1:
+                works = [device.total_s * device.scales[n % 3] for n in range(1, 10)]
+                for estimate in (min(works), sum(works) / len(works)):
+                    row = {"launch_s": 0, "true_launch_s": 0, "total_s": estimate, "true_total_s": sorted(works)[4]}
+                    assert async_on_cpu._error(row) > 3
 
 
 def test_exercise_is_listed():

@@ -4,9 +4,7 @@ import contextlib
 import functools
 import http.server
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -54,19 +52,6 @@ def server(site):
         threading.Thread(target=httpd.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{httpd.server_port}"
         httpd.shutdown()
-
-
-@pytest.fixture(scope="session")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium")
-    with sync_playwright() as playwright:
-        # Chromium's own sandbox refuses to start as root.
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        yield playwright.chromium.launch(executable_path=chromium, args=arguments)
 
 
 @contextlib.contextmanager

@@ -146,12 +146,19 @@ def test_names_links_and_misuse():
             node.send("c", 1)
         with pytest.raises(TimeoutError):
             node.recv(timeout=0)
+        node.send("b", "looked")
         return node.name, node.peers
 
     def rest(node):
         return node.peers
 
-    run = cluster.run({"a": look, "b": rest, "c": rest}, pairs=[("a", "b"), ("b", "c")])
+    def stay(node):  # until its neighbour has looked: who leaves is lost
+        node.recv(timeout=20)
+        if node.name == "b":
+            node.send("c", "go")
+        return node.peers
+
+    run = cluster.run({"a": look, "b": stay, "c": stay}, pairs=[("a", "b"), ("b", "c")])
     assert run.values == {"a": ("a", ("b",)), "b": ("a", "c"), "c": ("b",)}
     with pytest.raises(ValueError, match="between"):
         cluster.run({"a": rest, "b": rest, "c": rest}, faults=[Cut("a", "b", Message("a", "c", 0))])

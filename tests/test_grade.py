@@ -96,10 +96,12 @@ def test_killed_at_any_moment_and_going_on(course):
 
 
 def test_a_worker_that_dies_costs_one_row_only(course):
-    course.submit("alice")
     course.submit("bomb", course.solution(lambda source: source + "\n# verdict: die"))
+    neighbours = [f"neighbour-{n}" for n in range(6)]
+    for n, student in enumerate(neighbours):  # they wait at the same worker
+        course.submit(student, course.solution(lambda source, n=n: f"{source}\n# {n}"))
     rows = rows_of(grade(course, "--json", environment=FAKE))
-    assert rows["alice"]["status"] == "pass"
+    assert [rows[student]["status"] for student in neighbours] == ["pass"] * 6
     assert rows["bomb"]["status"] == "error" and "worker died" in rows["bomb"]["reason"]
 
 

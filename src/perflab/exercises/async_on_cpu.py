@@ -36,19 +36,15 @@ class Misuse(Exception):
 class Device:
     """A device of known truth. `launch` returns after `launch_s`, the work is done after `total_s`.
 
-    first_s: added to the first launch, as a library that sets itself up; swing: the work of each launch varies by
-    that factor either way; slow_every: every so many launches takes `slow_times` as long (someone else's work).
+    first_s: added to the first launch, as a library that sets itself up; scales: the work of one launch after the
+    other, as multiples of `launch_s` and `total_s`, over and over.
     """
 
     name: tuple[str, str]
     launch_s: float
     total_s: float
     first_s: float = 0.0
-    swing: float = 0.0
-    slow_every: int = 0
-    slow_times: float = 4.0
-    offset: int = 0
-    rng: object = None
+    scales: tuple[float, ...] = (1.0,)
     pairs: list[tuple[float, float]] = field(default_factory=list)
     misuse: str = ""
     _launched: tuple[float, float, float] | None = None
@@ -57,10 +53,7 @@ class Device:
         began = time.perf_counter()
         if self._launched is not None:
             self.misuse = self.misuse or "launch"
-        scale = 1.0 + self.swing * (2 * float(self.rng.random()) - 1)
-        n = len(self.pairs) + self.offset
-        if self.slow_every and n % self.slow_every == self.slow_every - 1:
-            scale *= self.slow_times
+        scale = self.scales[len(self.pairs) % len(self.scales)]
         extra = self.first_s if not self.pairs else 0.0
         _sleep_until(began + self.launch_s * scale + extra)
         self._launched = (began, time.perf_counter(), began + self.total_s * scale + extra)
@@ -96,19 +89,18 @@ def _sleep_until(moment: float) -> None:
 
 def devices(rng) -> list[Device]:
     """The devices of one judgement, their times drawn anew."""
-    work = [float(rng.uniform(0.023, 0.030)) for _ in range(5)]
+    work = [float(rng.uniform(0.023, 0.030)) for _ in range(4)] + [float(rng.uniform(0.0205, 0.0225))]
     made = [
         Device(("a synchronous device", "同步设备"), work[0] * rng.uniform(0.93, 0.99), work[0]),
         Device(("an asynchronous device", "异步设备"), 1e-4, work[1]),
         Device(("an asynchronous device with an expensive first call", "首次调用很慢的异步设备"), 2e-4, work[2],
                first_s=float(rng.uniform(0.15, 0.25))),
         Device(("an asynchronous device whose launch is slow", "提交较慢的异步设备"), work[3] * rng.uniform(0.2, 0.26), work[3]),
-        # every third launch is slow, whatever the number of repeats: a mean is far off, a median is not
-        Device(("a synchronous device with unequal work", "工作量不均的同步设备"), 2.0 * work[4] * rng.uniform(0.8, 0.9), 2.0 * work[4],
-               swing=0.55, slow_every=3, offset=int(rng.integers(0, 2))),
+        # As many short launches as middle and long ones, whatever the number of repeats: minimum and mean are both far
+        # from the median. None is shorter than 20 ms.
+        Device(("a synchronous device with unequal work", "工作量不均的同步设备"), work[4] * rng.uniform(0.93, 0.99), work[4],
+               scales=tuple(float(s) for s in rng.permutation([1.0, rng.uniform(2.2, 2.4), rng.uniform(7.6, 8.2)]))),
     ]  # fmt: skip
-    for device in made:
-        device.rng = rng
     return [made[i] for i in rng.permutation(len(made))]
 
 
@@ -277,19 +269,19 @@ def _hint(device: Device, what: str, got: float, true: float) -> tuple[str, str]
             "Did the clock stop before `wait()` returned? The total counts from before the launch until all is finished.",
             "是否在 `wait()` 返回之前就停表了？total_s 从 launch 之前算起，到全部完成为止。",
         )
-    if got < 0.5 * true:
+    if got < 0.15 * true:
         return (
             "Is it CPU time? A process that waits uses none: take wall-clock time, `time.perf_counter`.",
             "用的是 CPU 时间吗？等待时进程不消耗 CPU 时间：请使用墙上时钟 `time.perf_counter`。",
         )
     if device.first_s and got > true:
         return ("Is the first call in it? Leave it out.", "是否把第一次调用也算进去了？请把它去掉。")
-    if device.slow_every and got > true:
+    if len(device.scales) > 1 and got > true:
         return (
             "A few slow runs pull a mean up: return the median.",
             "少数几次慢的运行会拉高平均值：请返回中位数。",
         )
-    if device.slow_every:
+    if len(device.scales) > 1:
         return ("The work varies: return the median, not the minimum.", "每次的工作量不同：请返回中位数，而不是最小值。")
     return (
         "Times are in seconds, both counted from before the launch.",

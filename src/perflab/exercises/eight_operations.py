@@ -214,8 +214,8 @@ def _judge_concurrency(session, host, parts, evidence) -> list[dict]:
         rows.append(row)
     evidence["devices"] = rows
     if wrong:
-        device, row = max(wrong, key=lambda w: _error(w[1]))
-        hint_en, hint_zh = _hint(device, row)
+        _, row = max(wrong, key=lambda w: _error(w[1]))
+        hint_en, hint_zh = _hint(wrong)
         parts.add(
             "concurrency", 6, False,
             f"`concurrency` on a device that runs {row['n']} operations of unequal length: you say {row['answer']:.3g} in flight, it was"
@@ -233,13 +233,21 @@ def _judge_concurrency(session, host, parts, evidence) -> list[dict]:
     return rows
 
 
-def _hint(device: Device, row) -> tuple[str, str]:
-    got, true = row["answer"], row["truth"]
-    total, together = sum(device.lengths_s), makespan(device.lengths_s, device.workers)
-    if abs(got * true - 1) < 0.05 and abs(true - 1) > WITHIN:
+def _hint(wrong: list[tuple[Device, dict]]) -> tuple[str, str]:
+    """What explains every one of the wrong figures; one alone is explained by chance."""
+
+    def upside_down(device, row) -> bool:
+        return abs(row["answer"] * row["truth"] - 1) < 0.05 and abs(row["truth"] - 1) > WITHIN
+
+    def with_start_up(device, row) -> bool:
+        total, together = sum(device.lengths_s), makespan(device.lengths_s, device.workers)
+        either = ((total + device.startup_s) / together, total / (together + device.startup_s))
+        return any(abs(row["answer"] / figure - 1) < WITHIN for figure in either)
+
+    if len(wrong) > 1 and all(upside_down(*w) for w in wrong):
         return ("Is the ratio upside down? It is the sum of the single times ÷ the time of all together.",
                 "比值是否写反了？应为各个运算单独用时之和 ÷ 一起运行的用时。")  # fmt: skip
-    if abs(got / ((total + device.startup_s) / together) - 1) < WITHIN or abs(got / (total / (together + device.startup_s)) - 1) < WITHIN:
+    if len(wrong) > 1 and all(with_start_up(*w) for w in wrong):
         return ("Is the start-up cost in it? The very first call, of either function, takes longer: make one that is not counted.",
                 "是否把启动开销算进去了？两个函数中最先调用的那一次会更慢：先调用一次，不计入结果。")  # fmt: skip
     return ("It is Σ time(run_one(i)) ÷ time(run_all()), in wall-clock time, each operation measured, the first call of all left out.",

@@ -1,4 +1,4 @@
-# Two Python threads: slower, by the interpreter lock. Expect: as fast as the serial loop
+# A thread pool with a task for each product: far slower than the loop. Expect: as fast as the serial loop
 import time
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
@@ -7,13 +7,11 @@ import torch
 
 
 def run_chains(xs, w, steps):
-    def chain(x):
-        for _ in range(steps):
-            x = torch.mm(x, w)
-        return x
-
+    current = list(xs)
     with ThreadPoolExecutor(2) as pool:
-        return torch.stack(list(pool.map(chain, xs)))
+        for _ in range(steps):
+            current = list(pool.map(lambda x: torch.mm(x, w), current))
+    return torch.stack(current)
 
 
 def serial(xs, w, steps):
