@@ -12,6 +12,7 @@ from nbgrader.preprocessors import (
     OverwriteCells,
     SaveAutoGrades,
 )
+from nbgrader.server_extensions.formgrader import handlers
 from sqlalchemy.exc import SAWarning
 
 from grader import autograde
@@ -53,8 +54,11 @@ c.Autograde.autograde_preprocessors = [
     CheckCellMetadata,
 ]
 
-# Feedback and formgrader show what students wrote: no script of theirs may run there. Of nbconvert's own scripts
-# from afar only MathJax is of use on these pages.
+# Feedback and formgrader show what students wrote: no script of theirs may run there. Nor is one fetched from afar.
 c.HTMLExporter.sanitize_html = True
 c.HTMLExporter.require_js_url = ""
 c.HTMLExporter.jquery_url = ""
+c.HTMLExporter.extra_template_basedirs = [
+    str(Path(autograde.__file__).parent / "templates"),
+    str(Path(handlers.__file__).parent / "templates"),
+]
