@@ -1,4 +1,4 @@
-# Calls the collective of torch.distributed. Expect: all_reduce is a collective
+# Calls the collective of torch.distributed. [correctness] Expect: all_reduce is a collective
 import torch.distributed as dist
 
 

@@ -1,4 +1,4 @@
-# Tampers with every counter it can reach: they are not the ones that count. Expect: Nearly all went one way
+# Tampers with every counter it can reach: they are not the ones that count. [correctness] Expect: Nearly all went one way
 import torch
 import torch.distributed as dist
 

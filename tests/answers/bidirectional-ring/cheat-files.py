@@ -1,4 +1,4 @@
-# Meets the other ranks in files. Expect: Rank
+# Meets the other ranks in files. [correctness] Expect: Rank
 import os
 import tempfile
 import time

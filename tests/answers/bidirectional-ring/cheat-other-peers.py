@@ -1,4 +1,4 @@
-# Exchanges with every rank directly. Expect: has no link to rank
+# Exchanges with every rank directly. [correctness] Expect: has no link to rank
 import torch
 import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-# Makes a Gloo group of its own, which would go round the links. Expect: the default process group is there already
+# Makes a Gloo group of its own, which would go round the links. [correctness] Expect: the default process group is there already
 import torch.distributed as dist
 
 

@@ -1,4 +1,4 @@
-# Stops the library and writes to the wires itself, hoping that such bytes are not counted. Expect: that torch.distributed did not send
+# Stops the library and writes to the wires itself, hoping that such bytes are not counted. [correctness] Expect: that torch.distributed did not send
 import os
 import socket
 import threading

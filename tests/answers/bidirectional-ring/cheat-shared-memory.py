@@ -1,4 +1,4 @@
-# Meets the other ranks in shared memory. Expect: Rank
+# Meets the other ranks in shared memory. [correctness] Expect: Rank
 import time
 from multiprocessing import shared_memory
 

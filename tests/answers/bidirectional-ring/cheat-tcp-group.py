@@ -1,4 +1,4 @@
-# Fetches the hidden init functions and meets the others over TCP. Expect: Rank
+# Fetches the hidden init functions and meets the others over TCP. [correctness] Expect: Rank
 from datetime import timedelta
 
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-# Rank 2 raises; the others wait for it. Expect: Rank 2 of 3
+# Rank 2 raises; the others wait for it. [correctness] Expect: Rank 2 of 3
 import torch
 import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-# Cuts chunks of numel // world and forgets what is left over. Expect: does not divide
+# Cuts chunks of numel // world and forgets what is left over. [correctness] Expect: does not divide
 import torch
 import torch.distributed as dist
 

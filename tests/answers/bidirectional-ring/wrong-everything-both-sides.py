@@ -1,4 +1,4 @@
-# Sends the whole tensor round both ways and adds what arrives. Expect: times the tensor
+# Sends the whole tensor round both ways and adds what arrives. [correctness] Expect: times the tensor
 import torch
 import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-# The mean where the sum is asked. Expect: That is the mean
+# The mean where the sum is asked. [correctness] Expect: That is the mean
 import torch
 import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-# Starts the transfers and does not wait for them. Expect: elements are wrong
+# Starts the transfers and does not wait for them. [correctness] Expect: elements are wrong
 import torch
 import torch.distributed as dist
 

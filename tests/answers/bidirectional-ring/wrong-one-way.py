@@ -1,4 +1,4 @@
-# The classic ring: right sums, but everything travels one way. Expect: Nearly all went one way
+# The classic ring: right sums, but everything travels one way. [correctness] Expect: Nearly all went one way
 import torch
 import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-# Every rank adds the pieces in its own order: the sums differ in the last bits. Expect: disagree in the last bits
+# Every rank adds the pieces in its own order: the sums differ in the last bits. [correctness] Expect: disagree in the last bits
 import torch
 import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-# Sums along the ring into rank 0, which sends the result on to all. Expect: times the tensor
+# Sums along the ring into rank 0, which sends the result on to all. [correctness] Expect: times the tensor
 import torch
 import torch.distributed as dist
 

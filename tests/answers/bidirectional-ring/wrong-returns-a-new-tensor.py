@@ -1,3 +1,3 @@
-# Returns the sum and leaves the tensor alone. Expect: returned a value
+# Returns the sum and leaves the tensor alone. [correctness] Expect: returned a value
 def all_reduce(tensor, rank, world):
     return tensor * world

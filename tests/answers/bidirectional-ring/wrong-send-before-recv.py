@@ -1,4 +1,4 @@
-# Every rank sends first and receives then: all wait for ever. Expect: waited 5 s in vain for send(dst=
+# Every rank sends first and receives then: all wait for ever. [correctness] Expect: waited 5 s in vain for send(dst=
 import torch
 import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-# Adds in float32, whatever the dtype. Expect: float32
+# Adds in float32, whatever the dtype. [correctness] Expect: float32
 import torch
 import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-# Calls the chase and returns a constant all the same. Expect: which only the judge knew
+# Calls the chase and returns a constant all the same. [correctness] Expect: which only the judge knew
 import itertools
 import math
 

@@ -1,4 +1,4 @@
-# A curve from a data sheet. Expect: did not call the `chase`
+# A curve from a data sheet. [correctness] Expect: did not call the `chase`
 import itertools
 import math
 

@@ -1,4 +1,4 @@
-# The label that the system reports. Expect: recorded machines
+# The label that the system reports. [correctness] Expect: recorded machines
 import time
 
 import numpy as np

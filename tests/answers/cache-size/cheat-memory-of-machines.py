@@ -1,4 +1,4 @@
-# Knows the public curves by heart. Expect: recorded machines
+# Knows the public curves by heart. [correctness] Expect: recorded machines
 import time
 
 import numpy as np

@@ -1,4 +1,4 @@
-# Expects three levels on every machine. Expect: recorded machines
+# Expects three levels on every machine. [correctness] Expect: recorded machines
 import time
 
 import numpy as np

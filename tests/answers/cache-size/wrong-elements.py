@@ -1,4 +1,4 @@
-# Sizes in elements. Expect: off by more than
+# Sizes in elements. [correctness] Expect: off by more than
 import itertools
 import math
 import time

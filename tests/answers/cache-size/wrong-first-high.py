@@ -1,4 +1,4 @@
-# Gives the first size at which the next level is fully there. Expect: off by more than
+# Gives the first size at which the next level is fully there. [correctness] Expect: off by more than
 import itertools
 import math
 import time

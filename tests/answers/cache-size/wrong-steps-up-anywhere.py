@@ -1,4 +1,4 @@
-# Calls every rise of a fifth a cache. Expect: levels
+# Calls every rise of a fifth a cache. [correctness] Expect: levels
 import time
 
 import numpy as np

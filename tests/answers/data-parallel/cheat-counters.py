@@ -1,4 +1,4 @@
-# Patches what it can reach of the counting: the wires count elsewhere. Expect: shares the load
+# Patches what it can reach of the counting: the wires count elsewhere. [correctness] Expect: shares the load
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy

@@ -1,4 +1,4 @@
-# Computes everything everywhere and sends zeros so that the byte counts look right. Expect: its share is
+# Computes everything everywhere and sends zeros so that the byte counts look right. [correctness] Expect: its share is
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy

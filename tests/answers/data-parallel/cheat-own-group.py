@@ -1,4 +1,4 @@
-# Makes a Gloo group that would go round the counted wires. Expect: the default process group is there already
+# Makes a Gloo group that would go round the counted wires. [correctness] Expect: the default process group is there already
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy

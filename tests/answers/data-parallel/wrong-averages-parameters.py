@@ -1,4 +1,4 @@
-# Steps alone and adds up parameters instead of gradients. Expect: where one process has
+# Steps alone and adds up parameters instead of gradients. [correctness] Expect: where one process has
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy

@@ -1,4 +1,4 @@
-# Shards of len // world: the remainder is on no rank. Expect: are on no rank
+# Shards of len // world: the remainder is on no rank. [correctness] Expect: are on no rank
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy

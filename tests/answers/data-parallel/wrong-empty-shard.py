@@ -1,4 +1,4 @@
-# A rank with an empty shard leaves early; the others wait for it. Expect: take part all the same
+# A rank with an empty shard leaves early; the others wait for it. [correctness] Expect: take part all the same
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy

@@ -1,4 +1,4 @@
-# Expects a gradient of every parameter, of frozen ones too. Expect: NoneType
+# Expects a gradient of every parameter, of frozen ones too. [correctness] Expect: NoneType
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy

@@ -1,4 +1,4 @@
-# Plain cross entropy: the weights are forgotten. Expect: Σ weight
+# Plain cross entropy: the weights are forgotten. [correctness] Expect: Σ weight
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy

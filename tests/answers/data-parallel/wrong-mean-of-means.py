@@ -1,4 +1,4 @@
-# Each rank divides by the weights of its own shard, and the mean over ranks is taken. Expect: Σ weight
+# Each rank divides by the weights of its own shard, and the mean over ranks is taken. [correctness] Expect: Σ weight
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy

@@ -1,4 +1,4 @@
-# Divides the gradients by the number of ranks. Expect: not the mean
+# Divides the gradients by the number of ranks. [correctness] Expect: not the mean
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy

@@ -1,4 +1,4 @@
-# Replaces the parameters by new tensors. Expect: update them in place
+# Replaces the parameters by new tensors. [correctness] Expect: update them in place
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy

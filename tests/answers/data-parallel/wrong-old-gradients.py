@@ -1,4 +1,4 @@
-# Never clears the gradients of the step before. Expect: old gradients
+# Never clears the gradients of the step before. [correctness] Expect: old gradients
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy

@@ -1,4 +1,4 @@
-# Rank 0 gathers all gradients and sends the sum to each: right, but it sends far too much. Expect: shares the load
+# Rank 0 gathers all gradients and sends the sum to each: right, but it sends far too much. [correctness] Expect: shares the load
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy

@@ -1,4 +1,4 @@
-# Each rank divides by the weights of its own shard. Expect: not of the shard
+# Each rank divides by the weights of its own shard. [correctness] Expect: not of the shard
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy

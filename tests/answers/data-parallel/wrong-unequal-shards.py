@@ -1,4 +1,4 @@
-# The last rank takes the whole remainder. Expect: may differ by at most 1
+# The last rank takes the whole remainder. [correctness] Expect: may differ by at most 1
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy

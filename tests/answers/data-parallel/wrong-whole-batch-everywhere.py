@@ -1,4 +1,4 @@
-# Every rank trains on the whole batch and scales down: right parameters, no work saved. Expect: its share is
+# Every rank trains on the whole batch and scales down: right parameters, no work saved. [correctness] Expect: its share is
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy

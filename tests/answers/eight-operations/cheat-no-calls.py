@@ -1,4 +1,4 @@
-# Returns a likely number without a call. Expect: never called `run_one(0)`
+# Returns a likely number without a call. [correctness] Expect: never called `run_one(0)`
 import time
 from statistics import median
 

@@ -1,4 +1,4 @@
-# Products in float64. Expect: torch's profiler saw 0
+# Products in float64. [correctness] Expect: torch's profiler saw 0
 import time
 from statistics import median
 

@@ -1,4 +1,4 @@
-# Measures one operation and multiplies. Expect: never called `run_one
+# Measures one operation and multiplies. [correctness] Expect: never called `run_one
 import time
 from statistics import median
 

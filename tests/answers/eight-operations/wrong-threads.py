@@ -1,4 +1,4 @@
-# Issues the eight products from eight threads. Expect: issue all from one
+# Issues the eight products from eight threads. [correctness] Expect: issue all from one
 import time
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median

@@ -1,4 +1,4 @@
-# Keeps the parameters in a file that the backup reads. Expect: the primary was killed
+# Keeps the parameters in a file that the backup reads. [correctness] Expect: the primary was killed
 import os
 import pickle
 import tempfile

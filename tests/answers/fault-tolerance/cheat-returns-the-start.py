@@ -1,4 +1,4 @@
-# Does nothing and returns what it was given. Expect: worker-0
+# Does nothing and returns what it was given. [correctness] Expect: worker-0
 def server(node, role, params, lr):
     return params
 

@@ -1,4 +1,4 @@
-# A child process, which a kill might miss, does the server's work. Expect: in vain in recv()
+# A child process, which a kill might miss, does the server's work. [correctness] Expect: in vain in recv()
 import os
 from collections import deque
 

@@ -1,4 +1,4 @@
-# Tells the workers first and the backup afterwards. Expect: the primary was killed
+# Tells the workers first and the backup afterwards. [correctness] Expect: the primary was killed
 from collections import deque
 
 from perflab.cluster import PeerLost

@@ -1,4 +1,4 @@
-# No step numbers: a gradient sent again after the loss is added once more. Expect: applied twice
+# No step numbers: a gradient sent again after the loss is added once more. [correctness] Expect: applied twice
 from collections import deque
 
 from perflab.cluster import PeerLost

@@ -1,4 +1,4 @@
-# The server takes the end of a worker for an error. Expect: PeerLost
+# The server takes the end of a worker for an error. [correctness] Expect: PeerLost
 from collections import deque
 
 from perflab.cluster import PeerLost

@@ -1,4 +1,4 @@
-# Sends the copy and does not wait for the acknowledgement. Expect: the primary was killed
+# Sends the copy and does not wait for the acknowledgement. [correctness] Expect: the primary was killed
 from collections import deque
 
 from perflab.cluster import PeerLost

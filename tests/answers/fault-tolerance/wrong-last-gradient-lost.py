@@ -1,4 +1,4 @@
-# Replicates, but forgets the gradients that were waiting: the worker is not told to send again. Expect: in vain in recv()
+# Replicates, but forgets the gradients that were waiting: the worker is not told to send again. [correctness] Expect: in vain in recv()
 from collections import deque
 
 from perflab.cluster import PeerLost

@@ -1,4 +1,4 @@
-# Applies the mean of the gradients. Expect: not the mean
+# Applies the mean of the gradients. [correctness] Expect: not the mean
 from collections import deque
 
 from perflab.cluster import PeerLost

@@ -1,4 +1,4 @@
-# The backup begins again with the parameters of the start. Expect: what had been done must not be lost
+# The backup begins again with the parameters of the start. [correctness] Expect: what had been done must not be lost
 from collections import deque
 
 from perflab.cluster import PeerLost

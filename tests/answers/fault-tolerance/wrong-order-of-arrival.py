@@ -1,4 +1,4 @@
-# Adds the gradients in the order they arrived in. Expect: not in order of arrival
+# Adds the gradients in the order they arrived in. [correctness] Expect: not in order of arrival
 from collections import deque
 
 from perflab.cluster import PeerLost

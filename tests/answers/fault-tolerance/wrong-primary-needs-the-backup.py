@@ -1,4 +1,4 @@
-# A primary that goes on waiting for the acknowledgement of a backup that is lost. Expect: the backup was killed
+# A primary that goes on waiting for the acknowledgement of a backup that is lost. [correctness] Expect: the backup was killed
 from collections import deque
 
 from perflab.cluster import PeerLost

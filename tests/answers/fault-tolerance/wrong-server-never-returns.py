@@ -1,4 +1,4 @@
-# The servers go on waiting after the last worker has finished. Expect: did not return
+# The servers go on waiting after the last worker has finished. [correctness] Expect: did not return
 from collections import deque
 
 from perflab.cluster import PeerLost

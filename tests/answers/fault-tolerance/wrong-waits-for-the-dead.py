@@ -1,4 +1,4 @@
-# A worker waits on for the answer of a server that is lost. Expect: in vain in recv()
+# A worker waits on for the answer of a server that is lost. [correctness] Expect: in vain in recv()
 from collections import deque
 
 from perflab.cluster import PeerLost

@@ -1,4 +1,4 @@
-# Returns tensors that a thread fills in afterwards. Expect: was its handle waited for
+# Returns tensors that a thread fills in afterwards. [correctness] Expect: was its handle waited for
 import threading
 
 

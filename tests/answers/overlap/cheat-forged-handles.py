@@ -1,4 +1,4 @@
-# Marks all handles as finished without waiting for the wire. Expect: was its handle waited for
+# Marks all handles as finished without waiting for the wire. [correctness] Expect: was its handle waited for
 def backward(layers, compute, start_reduce, world):
     gradients, handles = [None] * layers, []
     for i in reversed(range(layers)):

@@ -1,4 +1,4 @@
-# Asks the device for all layers at once on its socket, so as not to wait for each. Expect: from the last to layer 0
+# Asks the device for all layers at once on its socket, so as not to wait for each. [correctness] Expect: from the last to layer 0
 import socket
 
 import torch

@@ -1,4 +1,4 @@
-# Hopes that the sums of the first pass come again. Expect: sum is
+# Hopes that the sums of the first pass come again. [correctness] Expect: sum is
 remembered = {}
 
 

@@ -1,4 +1,4 @@
-# Computes layer 0 first: a backward pass can't. Expect: from the last to layer 0
+# Computes layer 0 first: a backward pass can't. [correctness] Expect: from the last to layer 0
 def backward(layers, compute, start_reduce, world):
     gradients, handles = [None] * layers, []
     for i in range(layers):

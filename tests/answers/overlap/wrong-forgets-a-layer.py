@@ -1,4 +1,4 @@
-# Never reduces the last gradient. Expect: was never given to `start_reduce`
+# Never reduces the last gradient. [correctness] Expect: was never given to `start_reduce`
 def backward(layers, compute, start_reduce, world):
     gradients, handles = [None] * layers, []
     for i in reversed(range(layers)):

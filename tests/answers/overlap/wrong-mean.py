@@ -1,4 +1,4 @@
-# The mean where the sum is asked. Expect: holds the mean
+# The mean where the sum is asked. [correctness] Expect: holds the mean
 def backward(layers, compute, start_reduce, world):
     gradients, handles = [None] * layers, []
     for i in reversed(range(layers)):

@@ -1,4 +1,4 @@
-# Returns without waiting. Expect: was its handle waited for
+# Returns without waiting. [correctness] Expect: was its handle waited for
 def backward(layers, compute, start_reduce, world):
     gradients, handles = [None] * layers, []
     for i in reversed(range(layers)):

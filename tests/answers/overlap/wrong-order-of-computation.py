@@ -1,4 +1,4 @@
-# Returns the gradients in the order they were computed in. Expect: indexed by layer
+# Returns the gradients in the order they were computed in. [correctness] Expect: indexed by layer
 def backward(layers, compute, start_reduce, world):
     gradients, handles = [None] * layers, []
     for i in reversed(range(layers)):

@@ -1,4 +1,4 @@
-# Reduces a copy and returns the original. Expect: the tensor given to `start_reduce` that changes
+# Reduces a copy and returns the original. [correctness] Expect: the tensor given to `start_reduce` that changes
 def backward(layers, compute, start_reduce, world):
     gradients, handles = [None] * layers, []
     for i in reversed(range(layers)):

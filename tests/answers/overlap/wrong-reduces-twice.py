@@ -1,4 +1,4 @@
-# Reduces every gradient twice. Expect: only once
+# Reduces every gradient twice. [correctness] Expect: only once
 def backward(layers, compute, start_reduce, world):
     gradients, handles = [None] * layers, []
     for i in reversed(range(layers)):

@@ -1,4 +1,4 @@
-# Two threads compute at once, which mixes the order up. Expect: from the last to layer 0
+# Two threads compute at once, which mixes the order up. [correctness] Expect: from the last to layer 0
 from concurrent.futures import ThreadPoolExecutor
 
 

@@ -1,4 +1,4 @@
-# Waits for the reduction started last and takes the others for done. Expect: was its handle waited for
+# Waits for the reduction started last and takes the others for done. [correctness] Expect: was its handle waited for
 def backward(layers, compute, start_reduce, world):
     gradients, handles = [None] * layers, []
     for i in reversed(range(layers)):
