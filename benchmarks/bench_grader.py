@@ -142,7 +142,7 @@ def silent_stderr():
 
 def by_us(course: Path) -> float:
     """Seconds of `nbgrader autograde` with the course's settings, warm parent's start included."""
-    judging.launcher.cache_clear()
+    judging.forget_launcher()
     start = time.perf_counter()
     nbgrader_app.run("autograde", ["bench"], course)
     return time.perf_counter() - start
@@ -157,9 +157,9 @@ def timed_breakdown() -> dict[str, float]:
     """Seconds of one judgement of the reference answer to async-on-cpu, by what they went into."""
     notebook = course_files.source_notebook(course_files.SOLUTIONS / "12-2.md")
     answer = next(cell.source for cell in notebook.cells if cell.get("id") == "async-on-cpu-answer")
-    judging.launcher.cache_clear()
+    judging.forget_launcher()
     marks = [time.perf_counter()]
-    judging.launcher(False).warm_up()
+    judging.launcher().warm_up()
     marks.append(time.perf_counter())
     judging.run_cells([answer])
     marks.append(time.perf_counter())

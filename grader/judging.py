@@ -27,6 +27,11 @@ def launcher(unsafe: bool = False) -> Launcher:
     return _launcher(bool(unsafe))
 
 
+def forget_launcher() -> None:
+    """The next judgement starts a warm parent anew, as a fresh grader does."""
+    _launcher.cache_clear()
+
+
 @lru_cache
 def _launcher(unsafe: bool) -> Launcher:
     if not unsafe:
