@@ -22,13 +22,13 @@ from nbgrader.converters import Autograde, NbGraderException
 from traitlets import Unicode
 
 from grader.course_files import released_by_instructor
-from grader.intake import Unreadable, read_limited, read_submission, safe_student_id
+from grader.exchange import TIMESTAMP, written_time
+from grader.intake import Unreadable, read_submission, safe_student_id
 from grader.measure import MeasureOnHardware, stamp
 from grader.rebuild import intake_notebook, read_notebook, rebuild, released_cells, submission_from
 from grader.store import Store, hardware_class
 
 INTAKE = "intake"
-TIMESTAMP = "timestamp.txt"  # nbgrader's name for it
 
 
 def submissions(course: Path, assignment: str) -> list[tuple[str, Path]]:
@@ -100,15 +100,9 @@ class CourseAutograde(Autograde):
                         self.log.info("%s: %s", student, en)
                 nbformat.write(notebook, target / master.name)
             with contextlib.suppress(Unreadable, ValueError):  # no timestamp, or none that could be believed
-                self._copy_timestamp(folder, target)
+                (target / TIMESTAMP).write_text(f"{written_time(folder):%Y-%m-%d %H:%M:%S.%f} UTC")
         super().init_notebooks()
 
-    def _copy_timestamp(self, folder: Path, target: Path) -> None:
-        from nbgrader.utils import parse_utc
-
-        written = read_limited(folder / TIMESTAMP, 200).decode("ascii", "replace").strip()
-        parse_utc(written)
-        (target / TIMESTAMP).write_text(written)
 
     def init_single_notebook_resources(self, notebook_filename: str) -> dict:
         resources = super().init_single_notebook_resources(notebook_filename)

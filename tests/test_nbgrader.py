@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import nbformat
@@ -374,6 +375,25 @@ def test_exchange_there_and_back(course, tmp_path):
     assert collected.returncode == 0, collected.stderr
     assert (course.folder / "submitted" / "zoe" / "12-2" / "12-2.ipynb").is_file()
     assert Path(course.folder / "submitted" / "zoe" / "12-2" / "timestamp.txt").is_file()
+    assert "was the time stamp made by hand" not in collected.stderr
+
+    # Two who were late and wrote an earlier time by hand: in the folder's name, and in the file alone.
+    inbound = exchange / "computational-performance" / "inbound"
+    [honest] = inbound.iterdir()
+    for student, name_time, written in (
+        ("mal", "2026-01-05 10:00:00 UTC", "2026-01-05 10:00:00 UTC"),
+        ("tom", honest.name.split("+")[2], "2026-01-05 10:00:00 UTC"),
+    ):
+        forged = inbound / f"{student}+12-2+{name_time}+x"
+        shutil.copytree(honest, forged)
+        (forged / "timestamp.txt").chmod(0o644)
+        (forged / "timestamp.txt").write_text(written)
+    collected = command("nbgrader", "collect", "12-2", where, environment=home)
+    assert collected.returncode == 0, collected.stderr
+    warnings = [line for line in collected.stderr.splitlines() if "was the time stamp made by hand" in line]
+    assert [re.search(r"(\w+)\+12-2", line)[1] for line in sorted(warnings)] == ["mal", "tom"]
+    assert all("says it was handed in at 2026-01-05 10:00:00 UTC" in line for line in warnings)
+    assert (course.folder / "submitted" / "mal" / "12-2" / "12-2.ipynb").is_file()  # a person decides
 
 
 # ------------------------------------------------------------ formgrader
