@@ -146,6 +146,10 @@ class Box:
         """Puts a process that entered the box under its cgroups."""
         self._cgroups.add(pid)
 
+    def cpu_s(self) -> float | None:
+        """CPU seconds of all that ever ran in the box; None where no control group counts them."""
+        return self._cgroups.cpu_s()
+
     def kill(self) -> None:
         """Ends every process in the box. Returns when they are gone."""
         # The first process of the PID namespace, not bubblewrap's outer one: its death takes all others along.
@@ -165,7 +169,9 @@ class _Cgroups:
         name = f"perflab-{uuid.uuid4().hex[:12]}"
         wanted = []
         for root in cgroup_roots():
-            if root.name == "memory":
+            if root.name == "cpuacct":
+                wanted.append((root, {}))
+            elif root.name == "memory":
                 wanted.append((root, {"memory.limit_in_bytes": memory_bytes}))
             elif root.name == "pids":
                 wanted.append((root, {"pids.max": processes}))
@@ -192,6 +198,17 @@ class _Cgroups:
         """True where the kernel counts the processes of this box alone."""
         return any((folder / "pids.max").exists() for folder in self._folders)
 
+    def cpu_s(self) -> float | None:
+        """CPU seconds of all that ever ran in the box; None where the kernel does not count them here."""
+        for folder in self._folders:
+            with contextlib.suppress(OSError):
+                if (folder / "cpuacct.usage").exists():
+                    return int((folder / "cpuacct.usage").read_text()) / 1e9
+                for line in (folder / "cpu.stat").read_text().splitlines():
+                    if line.startswith("usage_usec "):
+                        return int(line.split()[1]) / 1e6
+        return None
+
     def add(self, pid: int) -> None:
         for folder in self._folders:
             with contextlib.suppress(ProcessLookupError):
@@ -210,14 +227,14 @@ class _Cgroups:
 
 
 def cgroup_roots() -> list[Path]:
-    """Folders in which a cgroup with a memory or process limit can be made; empty where none is writable."""
+    """Folders in which a cgroup that limits memory or processes, or counts CPU time, can be made; empty where none is writable."""
     base = Path("/sys/fs/cgroup")
     if (base / "cgroup.controllers").exists():
         controllers = (base / "cgroup.controllers").read_text().split()
         return [base] if {"memory", "pids"} <= set(controllers) and os.access(base, os.W_OK) else []
     return [
         base / kind
-        for kind in ("memory", "pids")
+        for kind in ("memory", "pids", "cpuacct")
         if os.access(base / kind, os.W_OK) and (base / kind / "cgroup.procs").exists()
     ]
 

@@ -11,6 +11,7 @@ from grader import judging, trial
 from perflab import bench, judge, wire
 from perflab.judge import Parts, Session
 from perflab.launch import AnswerFailed
+from perflab.wire import Proxy
 
 
 def parts(*states):
@@ -155,6 +156,64 @@ def test_functions_are_lent_for_one_call_only(session):
     with pytest.raises(AnswerFailed) as caught:
         host.call("late")
     assert caught.value.kind == "protocol"
+
+
+FORGER = """
+from perflab import wire
+send = wire.Connection.send
+
+def forged(self, message, **options):
+    if message.get("op") != "done" or not armed:
+        return send(self, message, **options)
+    raw = {raw!r}.encode()
+    self._write(wire._LENGTHS.pack(len(raw), 0) + raw, None)
+
+wire.Connection.send, armed = forged, False
+
+def f(*functions):
+    global armed
+    armed = True
+    return 1
+"""
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '{"op": "callback", "number": [1], "value": []}',
+        '{"op": "callback", "number": 1, "value": 5}',
+        '{"op": "callback", "number": 1, "value": {"f": "inf"}}',
+        '{"op": "callback", "number": 99, "value": []}',
+        '{"op": "done", "value": ' + '{"x": ' * 900 + "1" + "}" * 900 + "}",
+        '{"op": "done", "value": {"t": {"dtype": "float32", "shape": [0]}}}',
+        '{"op": "done", "value": {"t": 3}}',
+        '{"op": "done", "value": {"{": [[{"(": [[]]}, 1]]}}',
+        '{"op": "failed", "report": {"where": [5]}}',
+        '{"op": "failed", "report": 5}',
+        '{"op": ["done"]}',
+        "[]",
+    ],
+)
+def test_a_forged_frame_is_the_answers_failure(session, raw):
+    host = session.trusted(FORGER.format(raw=raw))
+    with pytest.raises(AnswerFailed):
+        host.call("f", Proxy(lambda x: x + 1), timeout_s=10)
+
+
+def test_what_a_function_refuses_is_told_to_the_answer(session):
+    """Odd arguments to a given function are the answer's mistake, whatever they make the function raise."""
+    host = session.trusted("def f(g):\n    try:\n        g({})\n    except RuntimeError as e:\n        return str(e)\n")
+    assert "-7" in host.call("f", Proxy(lambda d: d["-7"]))
+
+
+def test_a_secret_case_is_not_quoted(session):
+    host = session.trusted("def f(x):\n    raise ValueError(x)\n")
+    with pytest.raises(AnswerFailed, match="the-secret"):
+        host.call("f", "the-secret")
+    host.quotes = False
+    with pytest.raises(AnswerFailed, match="raised ValueError on a case that is kept secret") as error:
+        host.call("f", "the-secret")
+    assert "the-secret" not in error.value.en + error.value.zh
 
 
 def test_a_thread_left_running_is_found(session):

@@ -217,7 +217,8 @@ def _filter_system_calls() -> None:
         except (OSError, RuntimeError, ValueError):  # not a call of this architecture
             continue
     rules.add_rule(sc.ERRNO(errno.ENOSYS), "clone3")  # its flags are out of a filter's sight; libc then uses clone
-    for flag in _CLONE_NEW.values():
+    # CLONE_PARENT makes brothers and sisters, who would outlive the answer's processes and count as nobody's
+    for flag in (*_CLONE_NEW.values(), 0x8000):
         rules.add_rule(no, "clone", sc.Arg(0, sc.MASKED_EQ, flag, flag))
     for family in (socket.AF_NETLINK, socket.AF_PACKET, 38, 40):  # 38 AF_ALG, 40 AF_VSOCK
         rules.add_rule(no, "socket", sc.Arg(0, sc.EQ, int(family)))

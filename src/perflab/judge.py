@@ -224,36 +224,29 @@ class Session:
         Raises AnswerFailed where the answer's processes computed while they were not asked: a thread left running
         slows the reference, which runs on the same core.
         """
-        spent_s = 0.0
-
-        def counted() -> float:
-            nonlocal spent_s
-            began = time.perf_counter()
-            seconds = answer()
-            spent_s += time.perf_counter() - began
-            return seconds
-
         def used_s() -> float:
             return sum(h.cpu_s() for h in self._answers)
 
-        def idle_s() -> float:
-            began_s = used_s()
-            time.sleep(IDLE_CHECK_S)
-            return used_s() - began_s
+        stolen_s = unasked_s = 0.0
 
-        before_s = used_s()
-        idle = [idle_s()]
-        found = bench.paired_ratio(reference, counted, threshold, max_s=max_s, rng=self.order())
-        idle.append(idle_s())
-        total_s = used_s() - before_s
-        cores = max((h.cores for h in self._answers), default=1)
-        # asked for nothing it uses nothing, and in all no more than its calls can: it could lie low when nothing is timed
-        if min(idle) > 0.5 * IDLE_CHECK_S or total_s > 1.1 * cores * spent_s + 0.5 * IDLE_CHECK_S:
+        def unasked(work):
+            """What `work` returns; whatever the answer's processes compute meanwhile, nobody asked for."""
+            nonlocal stolen_s, unasked_s
+            before_s, began = used_s(), time.perf_counter()
+            value = work()
+            unasked_s += time.perf_counter() - began
+            stolen_s += used_s() - before_s
+            return value
+
+        unasked(lambda: time.sleep(IDLE_CHECK_S))
+        found = bench.paired_ratio(lambda: unasked(reference), answer, threshold, max_s=max_s, rng=self.order())
+        unasked(lambda: time.sleep(IDLE_CHECK_S))
+        if stolen_s > 0.15 * unasked_s + 0.05:  # 0.05: counts of CPU time may come in steps
             raise AnswerFailed(
                 "protocol",
-                f"Your code used {total_s:.2g} s of CPU time although its calls took {spent_s:.2g} s: something kept running"
+                f"Your code used {stolen_s:.2g} s of CPU time in {unasked_s:.2g} s in which it was asked nothing: something kept running"
                 " between the calls. End every thread and process before you return.",
-                f"你的代码用了 {total_s:.2g} 秒 CPU 时间，而各次调用只用了 {spent_s:.2g} 秒：在两次调用之间仍有东西在运行。"
+                f"在没有调用你的代码的 {unasked_s:.2g} 秒里，它仍用了 {stolen_s:.2g} 秒 CPU 时间：在两次调用之间仍有东西在运行。"
                 "返回之前请结束所有线程和进程。",
             )
         return found

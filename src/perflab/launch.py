@@ -192,7 +192,6 @@ class Launcher:
             os.close(output_in)
             os.close(status_in)
         host = Host(ours, output, status, box, None if box else directory, limits, threads)
-        host.cores = len(cpus) if cpus else os.cpu_count() or 1
         host._begin()
         return host
 
@@ -243,7 +242,7 @@ class Host:
         self._printed_bytes = 0
         self._functions: dict[int, object] = {}
         self._numbers = 0
-        self.cores = 1  # that it may run on
+        self.quotes = True  # whether what the answer's exceptions say is passed on: not while it sees a secret case
         self.pid: int | None = None
         self.closed = False
 
@@ -311,7 +310,14 @@ class Host:
                 return
 
     def cpu_s(self) -> float:
-        """CPU seconds that this process and all that it started have used, as the kernel counts them (in steps of 10 ms)."""
+        """CPU seconds that this process and all that it started have used, as the kernel counts them.
+
+        Where the box has a control group, its count: nothing that ran there is left out, reaped or not. Elsewhere
+        that of the processes there are (in steps of 10 ms).
+        """
+        used_s = self._box.cpu_s() if self._box else None
+        if used_s is not None:
+            return used_s
         # what outlives its parent is adopted by the box's first process
         roots = [self.pid, self._box.pid] if self._box else [self.pid]
         total, seen = 0.0, set()
@@ -440,7 +446,8 @@ class Host:
                 return header, arrays
             if op == "failed":
                 raise self._reported(header.get("report"))
-            function = self._functions.get(header.get("number")) if op == "callback" else None
+            number = header.get("number")
+            function = self._functions.get(number) if op == "callback" and type(number) is int else None
             if function is None:
                 raise self._failed(
                     "protocol",
@@ -448,12 +455,14 @@ class Host:
                     "你的代码在调用已经返回之后又使用了题目给出的函数（是否有线程仍在运行？）。",
                 )
             args = wire.decode(header.get("value"), arrays)
+            if type(args) is not list:
+                raise wire.WireError("arguments that are no list")
             try:
                 reply = {"op": "returned", "value": function(*args)}
             except wire.WireError as error:
                 reply = {"op": "refused", "text": str(error)}
-            except TypeError as error:
-                if len(args) == 0:
+            except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+                if len(args) == 0:  # the judge's own mistake, then
                     raise
                 reply = {"op": "refused", "text": str(error)}
             connection.send(reply, deadline=deadline, function=self._number)
@@ -465,6 +474,12 @@ class Host:
         def text(key, most=600):
             return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", " ", str(report.get(key, "")))[:most]
 
+        if not self.quotes:
+            kind = text("type", 80) if re.fullmatch(r"\w{1,80}", text("type", 80)) else "an exception"
+            return AnswerFailed(
+                "exception", f"Your code raised {kind} on a case that is kept secret, so its text is not shown here.",
+                f"你的代码在一个保密的测试用例上抛出了 {kind}，因此这里不显示它的内容。",
+            )  # fmt: skip
         if report.get("kind") == "value":
             return AnswerFailed(
                 "value", f"What your function returned can't be used: {text('text')}.", f"你的函数返回的值无法使用：{text('text')}。"

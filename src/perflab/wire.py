@@ -168,11 +168,14 @@ def decode(tree, arrays, *, function=None, as_torch=False):
                 raise WireError("an array is missing")
             if tag == "a":
                 return array
+            dtype = inner.get("torch") if type(inner) is dict else None
+            if type(dtype) is not str:
+                raise WireError("a malformed tensor")
             if as_torch:
                 import torch
 
-                return torch.from_numpy(array).to(getattr(torch, inner["torch"]))
-            return Tensor(array, str(inner["torch"])[:32])
+                return torch.from_numpy(array).to(getattr(torch, dtype))
+            return Tensor(array, dtype[:32])
         if tag == "call" and function is not None:
             return function(inner)
         raise WireError("a malformed value")
@@ -238,8 +241,12 @@ class Connection:
             raise WireError("a message that is not JSON") from None
         if type(header) is not dict:
             raise WireError("a message that is not an object")
+        try:
+            entries = _entries(header.get("value"), [])
+        except RecursionError:
+            raise WireError("a value nested too deep") from None
         arrays, left = [], payload_bytes
-        for entry in _entries(header.get("value"), []):
+        for entry in entries:
             dtype, shape = self._checked(entry)
             size = dtype.itemsize * math.prod(shape)
             if size > left:

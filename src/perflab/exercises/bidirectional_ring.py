@@ -83,10 +83,10 @@ class Ring:
     def reduce(self, inputs: list[np.ndarray]) -> tuple[list[np.ndarray], float]:
         """(what each rank's tensor holds afterwards, seconds). Raises AnswerFailed."""
         wires, group = self.group.wires, self.group
+        wires.counts(reset=True)  # what is sent from here on counts, before the start too
         wires.hold()  # nothing may set out before the clock starts
         group.call("$prepare", [(Tensor(x),) for x in inputs])
         wires.release()
-        wires.counts(reset=True)
         nothing, seconds = group.call("$go", [(rank, self.world) for rank in range(self.world)])
         wires.hold()
         foreign = sum(count["foreign"] for count in wires.counts().values())

@@ -141,7 +141,7 @@ def judge(session: Session) -> Verdict:
         _judge_ring(session, host, parts)
     host = ready(host)
     with parts.attempt("recorded", 3):
-        _judge_recorded(session, host, parts, evidence)
+        _judge_recorded(session, parts, evidence)
     if parts.items[0].ok is False or parts.items[1].ok is False:
         parts.add("latency", 5, False, "`latency` is judged once `chase` and `make_ring` are right.",
                   "`chase` 和 `make_ring` 正确之后才会评判 `latency`。")  # fmt: skip
@@ -299,9 +299,10 @@ def ring_fault(made, size: int) -> tuple[str, str] | None:
 
 
 def curves(session) -> list[dict]:
-    """The recorded curves of this judgement: the public ones, and the hidden ones where there are some."""
-    paths = [PUBLIC_CURVES] + ([session.hidden / "latency-curves.json"] if session.hidden else [])
-    found = [curve for path in paths for curve in json.loads(path.read_text())["curves"]]
+    """The recorded curves of this judgement: the public ones, and the hidden ones (marked ``secret``) where there are some."""
+    found = json.loads(PUBLIC_CURVES.read_text())["curves"]
+    if session.hidden:
+        found += [c | {"secret": True} for c in json.loads((session.hidden / "latency-curves.json").read_text())["curves"]]
     return [found[i] for i in session.rng.permutation(len(found))]
 
 
@@ -337,9 +338,11 @@ def readable_bytes(size: int) -> str:
     return f"{size} B"
 
 
-def _judge_recorded(session, host, parts, evidence) -> None:
+def _judge_recorded(session, parts, evidence) -> None:
+    host = session.answer()  # of its own: after this no other question may show what it saw
     faults, asked = [], curves(session)
     for curve in asked:
+        host.quotes = host.quotes and not curve.get("secret")
         found = host.call("estimate", list(curve["sizes_bytes"]), list(curve["ns"]), timeout_s=20, inference=False)
         if fault := estimate_fault(found, curve["caches_bytes"]):
             faults.append((curve, fault))
@@ -348,7 +351,16 @@ def _judge_recorded(session, host, parts, evidence) -> None:
         parts.add("recorded", 3, True, f"`estimate` finds the caches of all {len(asked)} recorded machines.",
                   f"`estimate` 找出了全部 {len(asked)} 台已记录机器的缓存大小。")  # fmt: skip
         return
-    curve, (en, zh) = faults[0]
+    public = [fault for fault in faults if not fault[0].get("secret")]
+    if not public:
+        parts.add(
+            "recorded", 3, False,
+            f"`estimate` finds the caches of the public recorded machines, but not those of {len(faults)} others, which are kept secret. A rule that"
+            " fits some curves only does not find a plateau's end.",
+            f"`estimate` 找出了公开的已记录机器的缓存大小，但另外 {len(faults)} 台保密的机器判断有误。只适合某几条曲线的规则，找不到平台真正的边界。",
+        )  # fmt: skip
+        return
+    curve, (en, zh) = public[0]
     pages_en, pages_zh = {"huge": ("huge pages", "大页"), "4K": ("4 KiB pages", "4 KiB 页")}[curve["pages"]]
     parts.add(
         "recorded", 3, False,

@@ -77,7 +77,8 @@ def step(x, y, weight, world, rank, lr):
     state["rows"] = 0
     kept = x.clone(), y.clone(), weight.clone()
     answer["train_step"](state["model"], (x, y, weight), world, rank, lr)
-    unchanged = all(torch.equal(a, b) for a, b in zip(kept, (x, y, weight)))
+    as_bits = lambda t: t.view(torch.int32) if t.dtype == torch.float32 else t  # NaN is equal to itself here
+    unchanged = all(torch.equal(as_bits(a), as_bits(b)) for a, b in zip(kept, (x, y, weight)))
     return state["rows"], unchanged
 
 def fetch():
@@ -281,6 +282,32 @@ def _train(group, single, values, batches, lr, row) -> tuple[str, str] | None:
         if not all(r[1] is True for r in reports):
             return "`train_step` changed the batch.", "`train_step` 改动了批量数据。"
         before = expected
+    row["leaning"] = _leaning(group, single, batches[2], world, lr) if world > 1 else None
+    return None
+
+
+def _leaning(group, single, batch, world, lr) -> int | None:
+    """The first rank whose next step goes wrong when the rows that `shard` gives to others hold NaN; None where all are right.
+
+    The count of rows in the network's hook is the answer's process's own word for it; this is not.
+    """
+    shards = [host.call("$shard", *batch, rank, world, inference=False) for rank, host in enumerate(group.hosts)]
+    if _shard_mistake(batch, shards, world):  # judged by itself
+        return None
+    x, y, weight = batch
+    whole = [t.array for t in batch]
+    given = []
+    for rank, shard in enumerate(shards):
+        arrays = [t.array for t in shard]
+        own = {_row(arrays, i) for i in range(len(arrays[0]))}
+        kept = np.array([_row(whole, i) in own for i in range(len(x.array))])
+        given.append((Tensor(np.where(kept[:, None], x.array, np.float32("nan"))), y, weight, world, rank, lr))
+    group.call("$step", given)
+    expected = [t.array for t in single.call("step", *batch, lr, inference=False)]
+    for rank, (_, parameters) in enumerate(group.call("$fetch", [()] * world)[0]):
+        for tensor, e in zip(parameters, expected, strict=True):
+            if not (np.abs(tensor.array - e) <= TOLERANCE * np.maximum(1.0, np.abs(e))).all():
+                return rank
     return None
 
 
@@ -343,6 +370,15 @@ def _judge_split(parts, rows) -> None:
                     f"world = {row['world']}，{n} 个样本：第 {rank} 号进程对其中 {seen[rank]} 个做了前向计算，而它的份额是 {most} 个。每个进程只计算自己那一份。",
                 )  # fmt: skip
                 return
+        if (rank := row["leaning"]) is not None:
+            parts.add(
+                "split", 2, False,
+                f"World {row['world']}, {row['model']} network: when the examples that `shard` gives to other ranks hold NaN, the parameters of rank {rank}"
+                " go wrong. `train_step` computes on more than its shard, or on another one than `shard` returns.",
+                f"world = {row['world']}，{row['model']} 网络：把 `shard` 分给其他进程的样本换成 NaN 之后，第 {rank} 号进程的参数就错了。"
+                "`train_step` 用到的数据不止自己那一份，或者与 `shard` 返回的不是同一份。",
+            )  # fmt: skip
+            return
     parts.add("split", 2, True, "Each rank ran the network on its own shard only.", "每个进程只对自己那一份数据做计算。")
 
 

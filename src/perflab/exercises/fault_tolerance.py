@@ -122,6 +122,7 @@ class Outcome:
 
     seconds: float
     finals: dict[str, np.ndarray] = field(default_factory=dict)
+    strange: dict[str, str] = field(default_factory=dict)  # what came back instead of parameters
     asked: list[tuple[int, int, np.ndarray]] = field(default_factory=list)  # worker, step, parameters
     messages: dict[tuple[str, str], int] = field(default_factory=dict)
     killed: bool = False
@@ -192,6 +193,9 @@ def _mistake(task, outcome, expected, *, exact: bool, acting: str) -> tuple[str,
         if step != task.steps - 1:
             return (f"worker-{worker} stopped after step {step}; there are {task.steps} steps, from 0.",
                     f"worker-{worker} 只算到第 {step} 步；共有 {task.steps} 步，从 0 开始。")  # fmt: skip
+    for name, got in outcome.strange.items():
+        return (f"{name} returned {got}; the parameters are a NumPy array, as they were given.",
+                f"{_zh(name)} 返回了{got}；参数是一个 NumPy 数组，与传入时相同。")  # fmt: skip
     judged = [name for name in outcome.finals if name.startswith("worker") or name == acting]
     if not judged:
         return ("neither the workers nor the server returned the final parameters.", "worker 和服务器都没有返回最终参数。")
@@ -397,6 +401,8 @@ def _run(session: Session, task: Task, point: Point | None, said, *, limit_s: fl
                     value = value.array if type(value) is Tensor else value
                     if type(value) is np.ndarray:
                         outcome.finals[name] = value
+                    elif value is not None:
+                        outcome.strange[name] = type_name(value)
             outcome.messages = {link: count["messages"] for link, count in wires.counts().items()}
             return outcome
         finally:
