@@ -87,15 +87,13 @@ class Ring:
         wires.hold()  # nothing may set out before the clock starts
         group.call("$prepare", [(Tensor(x),) for x in inputs])
         wires.release()
-        nothing, seconds = group.call("$go", [(rank, self.world) for rank in range(self.world)])
+        try:
+            nothing, seconds = group.call("$go", [(rank, self.world) for rank in range(self.world)])
+        except AnswerFailed:
+            self._refuse_foreign_bytes()  # where there are some, they are the reason
+            raise
         wires.hold()
-        foreign = sum(count["foreign"] for count in wires.counts().values())
-        if foreign:
-            raise AnswerFailed(
-                "protocol",
-                f"{foreign} bytes went over the links that torch.distributed did not send. Use isend, irecv or batch_isend_irecv.",
-                f"链路上出现了 {foreign} 字节不是由 torch.distributed 发送的数据。请使用 isend、irecv 或 batch_isend_irecv。",
-            )
+        self._refuse_foreign_bytes()
         results = group.call("$fetch", [()] * self.world)[0]
         wires.release()
         if not all(value is True for value in nothing):
@@ -112,6 +110,15 @@ class Ring:
                     f"`all_reduce` 之后，第 {rank} 号进程的张量形状或数据类型变了。",
                 )
         return [got.array for got in results], seconds
+
+    def _refuse_foreign_bytes(self) -> None:
+        foreign = sum(count["foreign"] for count in self.group.wires.counts().values())
+        if foreign:
+            raise AnswerFailed(
+                "protocol",
+                f"{foreign} bytes went over the links that torch.distributed did not send. Use isend, irecv or batch_isend_irecv.",
+                f"链路上出现了 {foreign} 字节不是由 torch.distributed 发送的数据。请使用 isend、irecv 或 batch_isend_irecv。",
+            )
 
     def loads(self) -> dict[tuple[int, int], int]:
         """Bytes on each directed link since the last `reduce` began."""
