@@ -230,8 +230,10 @@ def _wrong(case, got: int, after: np.ndarray) -> tuple[str, str] | None:
     if not np.array_equal(after, data):
         at = int(np.flatnonzero(after != data)[0])
         return (
-            f"{called} left byte {at} as {after[at]:#04x}, expected {data[at]:#04x}.",
-            f"{called}：第 {at} 个字节变成了 {after[at]:#04x}，应为 {data[at]:#04x}。",
+            f"{called} left byte {at} as {after[at]:#04x}, expected {data[at]:#04x}: it"
+            " writes `count` words of 8 bytes at base + offset + i·stride, a later one over an earlier one, and nothing else.",
+            f"{called}：第 {at} 个字节变成了 {after[at]:#04x}，应为 {data[at]:#04x}：它应在 base + offset + i·stride 处写入 `count` 个"
+            " 8 字节字（后写的覆盖先写的），此外什么都不写。",
         )
     return None
 
@@ -348,6 +350,10 @@ def _judge_on_device(session, host, parts, evidence, seen) -> None:
     unit_en, unit_zh = (" ns", " ns") if case == "aligned" else ("× aligned", " 倍（与对齐之比）")
     kind_en, kind_zh = _NAMES[kind]
     case_en, case_zh = _NAMES[case]
+    if math.isnan(true):  # nothing was called, so nothing is true of it
+        parts.add("device", 3, False, f"On memory whose speed only the judge knew, your experiment gives figures without a measurement. {hint_en}",
+                  f"在速度只有评测程序知道的内存上，你的实验没有测量就给出了数值。{hint_zh}")  # fmt: skip
+        return
     parts.add(
         "device", 3, False,
         f"On memory whose speed only the judge knew, your experiment gives {case_en} {kind_en} {value:.3g}{unit_en}; the truth is"
