@@ -142,6 +142,16 @@ def curves(values_before, values_mine, values_after):
     return made
 
 
+@pytest.mark.parametrize(
+    ("far", "near", "repeats"),
+    [((True, True), True, True), ((None, False), True, True), ((None, None), True, False), ((True, True), None, False)],
+)
+def test_one_size_far_out_that_repeats_is_enough(far, near, repeats):
+    """A last level of hundreds of megabytes that other machines use too does not hold still at 64 MiB."""
+    off = {8 * KIB: True, 64 * KIB: near, 4 * MIB: None, 70 * MIB: far[0], 110 * MIB: far[1]}
+    assert cache_size.repeats(off, 2 * MIB) is repeats
+
+
 def test_compared():
     agreed = cache_size.compared(*curves([1, 1, 4, 4], [1.1, 1.2, 4.5, 4], [1, 1, 4, 4.2]), 1 << 40)
     assert list(agreed.values()) == [True] * 4
