@@ -20,6 +20,9 @@ def judged_as_promised(slug: str, path: Path):
     """Judges an answer, asserts what its name promises and that its message says what its first line expects."""
     text = path.read_text()
     verdict = judge_answer(slug, [text])
+    for _ in range(2):  # noise may leave a verdict open now and then, and the suite runs on whatever machine there is
+        if verdict.status == "inconclusive":
+            verdict = judge_answer(slug, [text])
     english, chinese = verdict.message.split("\n\n")
     assert verdict.status == trial.expectation(path), verdict.message
     assert (verdict.points == verdict.max_points) is (verdict.status == "pass")
