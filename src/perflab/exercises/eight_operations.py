@@ -22,6 +22,7 @@ ENTRY_POINTS = ("concurrency", "torch_concurrency")
 MAX_POINTS = 10
 
 WITHIN = 0.15
+CLEAR = 2.0  # times what is allowed, twice: no noise of a machine on which the judge's own instrument was right
 TORCH_WITHIN = 1.3
 LEAST_SIZE = 400
 PRODUCTS = 8
@@ -207,7 +208,7 @@ def _judge_concurrency(session, host, parts, evidence) -> list[dict]:
             for _ in range(3):
                 if _error(_ask(control, device.fresh())) < 0.5:
                     again.append(_ask(host, device.fresh()))
-                    if len(again) == 2 or _error(again[-1]) <= 1:
+                    if len(again) == 2 or _error(again[-1]) <= 1 or min(_error(row), _error(again[-1])) > CLEAR:
                         break
             row = min(again, key=_error) if again else row
             (unclear if not again else wrong if _error(row) > 1 else []).append((device, row))
