@@ -122,10 +122,10 @@ class Outcome:
 
     seconds: float
     finals: dict[str, np.ndarray] = field(default_factory=dict)
-    strange: dict[str, str] = field(default_factory=dict)  # what came back instead of parameters
     asked: list[tuple[int, int, np.ndarray]] = field(default_factory=list)  # worker, step, parameters
     messages: dict[tuple[str, str], int] = field(default_factory=dict)
     killed: bool = False
+    strange: dict[str, str] = field(default_factory=dict)  # what came back instead of parameters
 
 
 def make_task(rng, workers: int, steps: int) -> Task:
