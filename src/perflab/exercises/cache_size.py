@@ -592,9 +592,14 @@ def _judge_curve(off, before, mine, after, l2, parts) -> None:
 
 
 def last_level(curve: Curve, l2: int) -> float | None:
-    """Where this machine's last level ends in the judge's curve, bytes; None where that lies beyond the largest size."""
+    """Where this machine's last level ends in the judge's curve, bytes; None where that can't be seen.
+
+    It lies beyond the largest size, or, as on the recorded curves, less than three octaves beyond the L2: then there is
+    no plateau between the two, and an answer that sees none is right.
+    """
     low, high = curve.at(2.5 * l2), curve.at(max(curve.ns))
-    return curve.crossing(2.5 * l2, math.sqrt(low * high)) if high >= VISIBLE * low else None
+    end = curve.crossing(2.5 * l2, math.sqrt(low * high)) if high >= VISIBLE * low else None
+    return end if end is not None and end >= 8 * l2 else None
 
 
 def _judge_estimate_here(found, system, before, after, quiet: bool, parts, evidence) -> None:
