@@ -130,7 +130,7 @@ def test_last_level_is_where_the_curve_crosses():
         curve.ns[size] = min(curve.ns[size], 12.0)
     assert cache_size.last_level(curve, MIB) is None, "a last level beyond the largest size can't be judged"
     for size in sizes:
-        curve.ns[size] = 1.0 if size <= 32 * KIB else 4.0 if size <= MIB else 4.0 * min(size / MIB, 30) ** 1.0
+        curve.ns[size] = 1.0 if size <= 32 * KIB else 4.0 if size <= MIB else 4.0 * min(size / MIB, 16)
     assert cache_size.last_level(curve, MIB) is None, "a ramp right after the L2 is no level"
 
 
