@@ -238,7 +238,7 @@ def _hint(wrong: list[tuple[Device, dict]]) -> tuple[str, str]:
     """What explains every one of the wrong figures; one alone is explained by chance."""
 
     def upside_down(device, row) -> bool:
-        return abs(row["answer"] * row["truth"] - 1) < 0.05 and abs(row["truth"] - 1) > WITHIN
+        return abs(row["answer"] * row["truth"] - 1) < WITHIN < abs(row["truth"] - 1)
 
     def with_start_up(device, row) -> bool:
         total, together = sum(device.lengths_s), makespan(device.lengths_s, device.workers)
