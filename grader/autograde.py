@@ -103,7 +103,6 @@ class CourseAutograde(Autograde):
                 (target / TIMESTAMP).write_text(f"{written_time(folder):%Y-%m-%d %H:%M:%S.%f} UTC")
         super().init_notebooks()
 
-
     def init_single_notebook_resources(self, notebook_filename: str) -> dict:
         resources = super().init_single_notebook_resources(notebook_filename)
         place = resources["nbgrader"]

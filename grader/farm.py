@@ -97,7 +97,8 @@ def compute(
                     "Add such a worker, or delete verdicts/hardware.json to judge all answers anew elsewhere."
                 )
 
-            def results(some: list[Task]) -> Iterator[tuple[Task, KilledWorker | str | None, dict | None]]:
+            def results(some: list[Task]) -> Iterator[tuple[Task, dict | str | None]]:
+                """As `compute`; None for a task over which, or beside which, a worker died."""
                 futures = {
                     client.submit(perform, task, unsafe, pure=False, workers=sorted(set(kinds[kind]))): task
                     for task in some
@@ -106,21 +107,23 @@ def compute(
                     error = future.exception() if future.status == "error" else None
                     if isinstance(error, SandboxError):
                         raise GradingFailed(str(error))
-                    if error is not None and not isinstance(error, KilledWorker):
-                        error = f"the judge failed: {type(error).__name__}: {error}"
-                    yield futures[future], error, None if error else future.result()
+                    if isinstance(error, KilledWorker):
+                        yield futures[future], None
+                    elif error is not None:
+                        yield futures[future], f"the judge failed: {type(error).__name__}: {error}"
+                    else:
+                        yield futures[future], future.result()
 
             # Whatever waited at a worker that died is under suspicion too: each of them gets a worker to itself.
             suspects = []
-            for task, error, record in results(tasks):
-                if isinstance(error, KilledWorker):
+            for task, record in results(tasks):
+                if record is None:
                     suspects.append(task)
                 else:
-                    yield task, error or record, kind
+                    yield task, record, kind
             for suspect in suspects:
-                for task, error, record in results([suspect]):
-                    died = isinstance(error, KilledWorker)
-                    yield task, "a worker died over this answer" if died else error or record, kind
+                for task, record in results([suspect]):
+                    yield task, "a worker died over this answer" if record is None else record, kind
     finally:
         if cluster is not None:
             cluster.close()

@@ -179,7 +179,8 @@ class _Cgroups:
                 wanted.append(
                     (root, {"memory.max": memory_bytes, "memory.swap.max": 0, "pids.max": processes})
                 )
-        self._folders = []
+        self._folders: list[Path] = []
+        self._cpu_file: Path | None = None  # nanoseconds in version 1, a table in version 2
         for root, settings in wanted:
             folder = root / name
             try:
@@ -192,6 +193,8 @@ class _Cgroups:
                 self.remove()
                 self._folders = []
                 return
+        files = (folder / name for folder in self._folders for name in ("cpuacct.usage", "cpu.stat"))
+        self._cpu_file = next(filter(Path.exists, files), None)
 
     @property
     def counts_processes(self) -> bool:
@@ -200,13 +203,11 @@ class _Cgroups:
 
     def cpu_s(self) -> float | None:
         """CPU seconds of all that ever ran in the box; None where the kernel does not count them here."""
-        for folder in self._folders:
-            with contextlib.suppress(OSError):
-                if (folder / "cpuacct.usage").exists():
-                    return int((folder / "cpuacct.usage").read_text()) / 1e9
-                for line in (folder / "cpu.stat").read_text().splitlines():
-                    if line.startswith("usage_usec "):
-                        return int(line.split()[1]) / 1e6
+        if self._cpu_file is None:
+            return None
+        with contextlib.suppress(OSError):  # gone with the box
+            words = self._cpu_file.read_text().split()
+            return int(words[0]) / 1e9 if len(words) == 1 else int(words[words.index("usage_usec") + 1]) / 1e6
         return None
 
     def add(self, pid: int) -> None:

@@ -475,7 +475,8 @@ class Host:
             return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", " ", str(report.get(key, "")))[:most]
 
         if not self.quotes:
-            kind = text("type", 80) if re.fullmatch(r"\w{1,80}", text("type", 80)) else "an exception"
+            kind = text("type", 80)
+            kind = kind if re.fullmatch(r"\w+", kind) else "an exception"
             return AnswerFailed(
                 "exception", f"Your code raised {kind} on a case that is kept secret, so its text is not shown here.",
                 f"你的代码在一个保密的测试用例上抛出了 {kind}，因此这里不显示它的内容。",

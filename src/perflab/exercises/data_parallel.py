@@ -282,18 +282,18 @@ def _train(group, single, values, batches, lr, row) -> tuple[str, str] | None:
         if not all(r[1] is True for r in reports):
             return "`train_step` changed the batch.", "`train_step` 改动了批量数据。"
         before = expected
-    row["leaning"] = _leaning(group, single, batches[2], world, lr) if world > 1 else None
+    row["leaning"] = world > 1 and _leaning(group, single, before, batches[2], trainable, world, lr)
     return None
 
 
-def _leaning(group, single, batch, world, lr) -> int | None:
-    """The first rank whose next step goes wrong when the rows that `shard` gives to others hold NaN; None where all are right.
+def _leaning(group, single, before, batch, trainable, world, lr) -> bool:
+    """Whether the next step goes wrong on a rank when the rows that `shard` gives to others hold NaN.
 
     The count of rows in the network's hook is the answer's process's own word for it; this is not.
     """
     shards = [host.call("$shard", *batch, rank, world, inference=False) for rank, host in enumerate(group.hosts)]
     if _shard_mistake(batch, shards, world):  # judged by itself
-        return None
+        return False
     x, y, weight = batch
     whole = [t.array for t in batch]
     given = []
@@ -304,11 +304,8 @@ def _leaning(group, single, batch, world, lr) -> int | None:
         given.append((Tensor(np.where(kept[:, None], x.array, np.float32("nan"))), y, weight, world, rank, lr))
     group.call("$step", given)
     expected = [t.array for t in single.call("step", *batch, lr, inference=False)]
-    for rank, (_, parameters) in enumerate(group.call("$fetch", [()] * world)[0]):
-        for tensor, e in zip(parameters, expected, strict=True):
-            if not (np.abs(tensor.array - e) <= TOLERANCE * np.maximum(1.0, np.abs(e))).all():
-                return rank
-    return None
+    fetched, _ = group.call("$fetch", [()] * world)
+    return _parameter_mistake(before, expected, fetched, trainable, STEPS + 1, world) is not None
 
 
 def _parameter_mistake(before, expected, fetched, trainable, number, world) -> tuple[str, str] | None:
@@ -370,12 +367,12 @@ def _judge_split(parts, rows) -> None:
                     f"world = {row['world']}，{n} 个样本：第 {rank} 号进程对其中 {seen[rank]} 个做了前向计算，而它的份额是 {most} 个。每个进程只计算自己那一份。",
                 )  # fmt: skip
                 return
-        if (rank := row["leaning"]) is not None:
+        if row["leaning"]:
             parts.add(
                 "split", 2, False,
-                f"World {row['world']}, {row['model']} network: when the examples that `shard` gives to other ranks hold NaN, the parameters of rank {rank}"
+                f"World {row['world']}, {row['model']} network: when the examples that `shard` gives to other ranks hold NaN, the parameters"
                 " go wrong. `train_step` computes on more than its shard, or on another one than `shard` returns.",
-                f"world = {row['world']}，{row['model']} 网络：把 `shard` 分给其他进程的样本换成 NaN 之后，第 {rank} 号进程的参数就错了。"
+                f"world = {row['world']}，{row['model']} 网络：把 `shard` 分给其他进程的样本换成 NaN 之后，参数就错了。"
                 "`train_step` 用到的数据不止自己那一份，或者与 `shard` 返回的不是同一份。",
             )  # fmt: skip
             return

@@ -193,7 +193,8 @@ def _mistake(task, outcome, expected, *, exact: bool, acting: str) -> tuple[str,
         if step != task.steps - 1:
             return (f"worker-{worker} stopped after step {step}; there are {task.steps} steps, from 0.",
                     f"worker-{worker} 只算到第 {step} 步；共有 {task.steps} 步，从 0 开始。")  # fmt: skip
-    for name, got in outcome.strange.items():
+    if outcome.strange:
+        name, got = next(iter(outcome.strange.items()))
         return (f"{name} returned {got}; the parameters are a NumPy array, as they were given.",
                 f"{_zh(name)} 返回了{got}；参数是一个 NumPy 数组，与传入时相同。")  # fmt: skip
     judged = [name for name in outcome.finals if name.startswith("worker") or name == acting]
