@@ -1,6 +1,6 @@
 """12.4: what does the order of accesses cost? The answer is a C loop over an array by stride, and an experiment.
 
-The C must visit every element once in a fixed order, which a hash of the elements in that order proves. The
+The C must give a hash of every element in a fixed order, and walking in that order must show in its time. The
 experiment is put to a walk of the judge's that really waits a secret time for every stride, then to the answer's own
 C on this machine, beside the judge's timing of the same C.
 """
@@ -181,8 +181,8 @@ def _judge_exact(session, built, subject, parts) -> None:
                 parts.add("exact", 3, False, *_wrong(a, stride, value, true))
                 return
     note_en, note_zh = ("", "") if written is not None else c.NO_SANITIZERS
-    parts.add("exact", 3, True, f"`walk` visits every element once and in order, in {len(asked)} cases up to stride SIZE_MAX.{note_en}",
-              f"在 {len(asked)} 种情形下（步幅直到 SIZE_MAX），`walk` 都按顺序访问了每个元素恰好一次。{note_zh}")  # fmt: skip
+    parts.add("exact", 3, True, f"`walk` returns the hash of every element once and in order, in {len(asked)} cases up to stride SIZE_MAX.{note_en}",
+              f"在 {len(asked)} 种情形下（步幅直到 SIZE_MAX），`walk` 都返回了按顺序、每个元素恰好一次的哈希值。{note_zh}")  # fmt: skip
 
 
 def _wrong(a, stride, value, true) -> tuple[str, str]:
@@ -403,9 +403,10 @@ def _judge_slower(session, clock, figures, truth, parts, evidence) -> None:
         parts.add(
             "slower", 1, False,
             f"Your C hides the effect: here strides of 64 bytes and more cost at least {there:.3g} times the sequential pass, with your C {mine:.3g}"
-            " times. It does too much beside the access: no division, no call, one multiply-add for each element.",
+            " times. Either it does much beside the access (a division, a call), or it reads in another order and puts the hash together afterwards:"
+            " walk in the order asked, with one multiply-add for each element.",
             f"你的 C 代码掩盖了这个现象：在本机上，64 字节及以上的步幅至少是顺序访问的 {there:.3g} 倍，用你的 C 只有 {mine:.3g} 倍。"
-            "访问之外做的事太多：每个元素只需一次乘加，不要用除法或函数调用。",
+            "要么它在访问之外做的事太多（除法、函数调用），要么它按别的顺序读取、事后再拼出哈希值：请按要求的顺序遍历，每个元素只做一次乘加。",
         )  # fmt: skip
     else:
         parts.add("slower", 1, shown >= SLOWER or (None if mine < 1.5 * SLOWER else False),
