@@ -18,15 +18,17 @@ from pathlib import Path
 import nbformat
 import nbgrader.apps.api
 import nbgrader.apps.autogradeapp
+from nbformat.notebooknode import NotebookNode
+from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.converters import Autograde, NbGraderException
-from traitlets import Unicode
+from traitlets import Set, Unicode
 
 from grader.course_files import released_by_instructor
 from grader.exchange import TIMESTAMP, written_time
-from grader.intake import Unreadable, read_submission, safe_student_id
+from grader.intake import Submission, Unreadable, read_submission, safe_student_id
 from grader.measure import MeasureOnHardware, stamp
 from grader.rebuild import intake_notebook, read_notebook, rebuild, released_cells, submission_from
-from grader.store import Store, hardware_class
+from grader.store import HardwareClasses, Store, hardware_class
 
 INTAKE = "intake"
 
@@ -45,10 +47,22 @@ def submissions(course: Path, assignment: str) -> list[tuple[str, Path]]:
     return sorted(found)
 
 
-def take_in(folder: Path, released: Path):
-    """The intake notebook of one submission, for the released notebook at path `released`."""
+def take_in(folder: Path, released: Path, handed_in: str | None = None) -> NotebookNode:
+    """The intake notebook of one submission, for the released notebook at path `released`; whatever was handed in."""
     master = read_notebook(released)
-    return intake_notebook(read_submission(folder, released.stem, released_cells(master)))
+    try:
+        submission = read_submission(folder, released.stem, released_cells(master))
+        submission.handed_in = handed_in
+        notebook = intake_notebook(submission)
+        nbformat.writes(notebook).encode()  # what can't be written can't be graded
+    except Exception as error:  # nobody foresaw this file; it must cost its own row only
+        what = f"{type(error).__name__}: {error}"[:200].encode("utf-8", "replace").decode()
+        reason = (
+            f"The grader could not read this submission ({what}). Instructor: please report it with the file.",
+            f"评分程序无法读取这份提交（{what}）。教师请连同文件一起报告此问题。",
+        )
+        notebook = intake_notebook(Submission([], reason, [], handed_in))
+    return notebook
 
 
 class CourseAutograde(Autograde):
@@ -57,6 +71,7 @@ class CourseAutograde(Autograde):
     hardware = Unicode(
         None, allow_none=True, help="The kind of machine the verdicts belong to; default: this one."
     ).tag(config=True)
+    excluded = Set(help="Students whose submissions are left alone.").tag(config=True)
 
     @property
     def course(self) -> Path:
@@ -74,24 +89,38 @@ class CourseAutograde(Autograde):
         if reason:
             self.log.error("Nothing was graded: %s", reason)
             raise NbGraderException(reason)
-        self._settings, self._hardware = settings, self.hardware or hardware_class()
-        self._store = Store(self.course / "verdicts")
+        self._settings, self._store = settings, Store(self.course / "verdicts")
+        classes, assignment = HardwareClasses(self.course), self.coursedir.assignment_id
         # One writer at a time, whoever started it: the command, the button, or the farm.
         with open(self.course / ".grading.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                known = classes.get(assignment)
+            except ValueError as error:
+                self.log.error("Nothing was graded: %s", error)
+                raise NbGraderException(str(error)) from None
+            self._hardware = self.hardware or known or hardware_class()
+            if known is None:
+                classes.put(assignment, self._hardware)
             super().start()
 
     def init_notebooks(self) -> None:
         assignment = self.coursedir.assignment_id
         released = sorted(released_by_instructor(self.course, assignment).glob("*.ipynb"))
+        for earlier in (self.course / INTAKE).glob(f"*/{assignment}"):  # it may have been withdrawn since
+            if fnmatch.fnmatchcase(earlier.parent.name, self.coursedir.student_id):
+                shutil.rmtree(earlier)
         for student, folder in submissions(self.course, assignment):
             if not fnmatch.fnmatchcase(student, self.coursedir.student_id):
                 continue
             target = self.course / INTAKE / student / assignment
-            shutil.rmtree(target, ignore_errors=True)
             target.mkdir(parents=True)
+            handed_in = None
+            with contextlib.suppress(Unreadable, ValueError):  # no timestamp, or none that could be believed
+                handed_in = f"{written_time(folder):%Y-%m-%d %H:%M:%S.%f} UTC"
+                (target / TIMESTAMP).write_text(handed_in)
             for master in released:
-                notebook = take_in(folder, master)
+                notebook = take_in(folder, master, handed_in)
                 for en, _ in [
                     notebook.metadata.perflab.reason or (None, None),
                     *notebook.metadata.perflab.notes,
@@ -99,9 +128,19 @@ class CourseAutograde(Autograde):
                     if en:
                         self.log.info("%s: %s", student, en)
                 nbformat.write(notebook, target / master.name)
-            with contextlib.suppress(Unreadable, ValueError):  # no timestamp, or none that could be believed
-                (target / TIMESTAMP).write_text(f"{written_time(folder):%Y-%m-%d %H:%M:%S.%f} UTC")
+        with Gradebook(self.coursedir.db_url, self.coursedir.course_id) as gradebook:
+            try:
+                self._in_gradebook = {s.student.id for s in gradebook.find_assignment(assignment).submissions}
+            except MissingEntry:
+                self._in_gradebook = set()
         super().init_notebooks()
+
+    def init_assignment(self, assignment_id: str, student_id: str) -> None:
+        """nbgrader's, and a time of handing in that is gone is taken out of the gradebook, too."""
+        super().init_assignment(assignment_id, student_id)
+        if not (Path(self._format_source(assignment_id, student_id)) / TIMESTAMP).is_file():
+            with Gradebook(self.coursedir.db_url, self.coursedir.course_id) as gradebook:
+                gradebook.update_or_create_submission(assignment_id, student_id, timestamp=None)
 
     def init_single_notebook_resources(self, notebook_filename: str) -> dict:
         resources = super().init_single_notebook_resources(notebook_filename)
@@ -116,22 +155,34 @@ class CourseAutograde(Autograde):
 
     def init_destination(self, assignment_id: str, student_id: str) -> bool:
         """Whether to grade: nbgrader compares time stamps, which can be missing, old or forged; the content can't."""
-        if super().init_destination(assignment_id, student_id):
-            return True
-        if self.coursedir.student_id_exclude and student_id in self.coursedir.student_id_exclude.split(","):
+        if student_id in self.excluded:
             return False
-        destination = Path(self._format_dest(assignment_id, student_id))
+        if not super().init_destination(assignment_id, student_id):
+            if self.coursedir.student_id_exclude and student_id in self.coursedir.student_id_exclude.split(","):
+                return False
+            destination = Path(self._format_dest(assignment_id, student_id))
+            if student_id in self._in_gradebook and self._is_graded(assignment_id, destination):
+                return False
+            shutil.rmtree(destination)
+        # nbgrader makes feedback anew only where the time stamp is newer.
+        shutil.rmtree(self.course / self.coursedir.feedback_directory / student_id / assignment_id, ignore_errors=True)
+        return True
+
+    def _is_graded(self, assignment: str, destination: Path) -> bool:
+        """Whether `destination` holds every notebook, graded by the verdicts that hold now."""
         for notebook in map(Path, self.notebooks):
-            released = released_by_instructor(self.course, assignment_id) / notebook.name
-            graded = destination / notebook.name
-            if not (released.is_file() and graded.is_file()):
+            released = released_by_instructor(self.course, assignment) / notebook.name
+            if not released.is_file():
                 continue
             rebuilt = rebuild(submission_from(read_notebook(notebook)), read_notebook(released))
             mark = stamp(rebuilt, self._store, self._hardware, self._settings.unsafe)
-            if read_notebook(graded).metadata.get("perflab", {}).get("stamp") != mark:
-                shutil.rmtree(destination)
-                return True
-        return False
+            try:
+                graded = read_notebook(destination / notebook.name)
+            except (OSError, ValueError, nbformat.reader.NotJSONError):  # a grader that was killed has left it so
+                return False
+            if graded.metadata.get("perflab", {}).get("stamp") != mark:
+                return False
+        return True
 
 
 def install() -> None:

@@ -1,19 +1,23 @@
 """Sort a folder of returned files — as a learning platform hands them out — into submitted/.
 
 Whose a file is follows from its place or its name: a folder for each student (`zoe/12-2.ipynb`, Moodle's
-`Zoë Li_12345_assignsubmission_file_/…`), or a name that ends in the assignment's (`li_12345_12-2 (1).ipynb`). Zip files are
-looked into. Files are copied as they are; what is wrong inside them is the grader's business. Nothing is dropped silently:
-every file found gets a row.
+`Zoë Li_12345_assignsubmission_file_/…`), or a name that ends in the assignment's (`li_12345_12-2 (1).ipynb`). Where that
+can be read in several ways (`week3/ann_12-2.ipynb`, `ann/week3/12-2.ipynb`), the one that tells most students apart is taken.
+Zip files are looked into, and zip files in them. Files are copied as they are; what is wrong inside them is the grader's
+business. Nothing is dropped silently: every file found gets a row.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import lzma
+import os
 import re
 import stat
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -55,35 +59,49 @@ def find_files(folder: Path) -> Iterator[Found]:
             yield Found(name, changed, content)
 
 
-def _unpack(name: str, content: bytes) -> Iterator[Found]:
-    inside = name[: -len(".zip")]
+_DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, EOFError, OSError, ValueError, RuntimeError)
+
+
+def _unpack(name: str, content: bytes, budget: list[int] | None = None) -> Iterator[Found]:
+    """The files in a zip file, and in the zip files right in it. budget: [bytes that may still be unpacked]."""
+    nested = budget is not None
+    inside = name if nested else name[: -len(".zip")]  # class.zip or zoe.zip may say whose it is, hw.zip in it does not
+    budget = budget or [MAX_ARCHIVE_BYTES]
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            unpacked = 0
-            for member in archive.infolist():
-                if member.is_dir() or IGNORED.search(member.filename):
-                    continue
-                where = f"{inside}/{member.filename}"
-                changed = _seconds(member.date_time)
-                parts = PurePosixPath(member.filename.replace("\\", "/"))
-                if parts.is_absolute() or ".." in parts.parts:
-                    yield Found(where, changed, None, "its name points outside the zip file")
-                elif stat.S_ISLNK(member.external_attr >> 16):
-                    yield Found(where, changed, None, "it is a symbolic link")
-                elif member.flag_bits & 1:
-                    yield Found(where, changed, None, "it is encrypted")
-                else:
+        archive = zipfile.ZipFile(io.BytesIO(content))
+    except _DAMAGED as error:
+        yield Found(name, 0.0, None, f"it is not a zip file that can be read ({error})")
+        return
+    with archive:
+        for member in archive.infolist():
+            path = member.filename.replace("\\", "/")
+            if member.is_dir() or path.endswith("/") or IGNORED.search(path):
+                continue
+            where = f"{inside}/{path}"
+            changed = _seconds(member.date_time)
+            parts = PurePosixPath(path)
+            if parts.is_absolute() or ".." in parts.parts:
+                yield Found(where, changed, None, "its name points outside the zip file")
+            elif stat.S_ISLNK(member.external_attr >> 16):
+                yield Found(where, changed, None, "it is a symbolic link")
+            elif member.flag_bits & 1:
+                yield Found(where, changed, None, "it is encrypted")
+            elif budget[0] <= 0:
+                yield Found(where, changed, None, "the zip file is too large when unpacked")
+            else:
+                try:
                     with archive.open(member) as file:
                         data = file.read(MAX_FILE_BYTES + 1)  # never trust the size that the archive states
-                    unpacked += len(data)
-                    if len(data) > MAX_FILE_BYTES or unpacked > MAX_ARCHIVE_BYTES:
-                        yield Found(where, changed, None, "it is too large when unpacked")
-                    else:
-                        yield Found(where, changed, data)
-                if unpacked > MAX_ARCHIVE_BYTES:
-                    return
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError, ValueError, RuntimeError) as error:
-        yield Found(name, 0.0, None, f"it is not a zip file that can be read ({error})")
+                except _DAMAGED as error:
+                    yield Found(where, changed, None, f"it is damaged inside the zip file ({error})")
+                    continue
+                budget[0] -= len(data)
+                if len(data) > MAX_FILE_BYTES:
+                    yield Found(where, changed, None, "it is too large when unpacked")
+                elif path.lower().endswith(".zip") and not nested:
+                    yield from _unpack(where, data, budget)
+                else:
+                    yield Found(where, changed, data)
 
 
 def _seconds(date_time: tuple) -> float:
@@ -95,19 +113,32 @@ def _seconds(date_time: tuple) -> float:
         return 0.0
 
 
-def student_of(path: str, assignment: str, pattern: str | None = None) -> str | None:
+def student_of(path: str, assignment: str, pattern: str | None = None, reading: str = "nearest folder") -> str | None:
     """The student id in a returned file's path relative to the folder, or None where there is none to be seen.
 
-    pattern: a regular expression, searched in that path, with a group named `student`.
+    pattern: a regular expression, searched in that path, with a group named `student`. reading: which of READINGS comes
+    first where the path has both folders and a name.
     """
     if pattern is not None:
         match = re.search(pattern, path)
         return _safe(match["student"]) if match else None
     *folders, name = path.split("/")
-    # A whole class is often one folder deep; the folder nearest to the file that isn't the assignment is the student's.
-    for folder in reversed(folders):
-        if folder.casefold() != assignment.casefold() and folder not in ("submitted", "submissions"):
+    for folder in folders:
+        if "_assignsubmission_" in folder:
             return _safe(re.sub(r"_assignsubmission_\w*$", "", folder))
+    no_name = (assignment.casefold(), "submitted", "submissions")
+    folders = [f for f in folders if f.casefold() not in no_name and not f.lower().endswith(".zip")]
+    by_name = _student_in_name(name, assignment)
+    if folders and not (reading == "file name" and by_name):
+        return _safe(folders[0] if reading == "outermost folder" else folders[-1])
+    return _safe(by_name) if by_name else None
+
+
+READINGS = ("nearest folder", "outermost folder", "file name")
+
+
+def _student_in_name(name: str, assignment: str) -> str | None:
+    """`li_12345` of `li_12345_12-2 (1).ipynb`."""
     stem = re.sub(r"\.ipynb(\.txt|\.json)?$", "", name, flags=re.IGNORECASE)
     stem = re.sub(
         r"[ _-]?(\(\d+\)|[Cc]opy ?\d*)$", "", stem
@@ -115,20 +146,29 @@ def student_of(path: str, assignment: str, pattern: str | None = None) -> str | 
     match = re.fullmatch(
         rf"(?P<student>.*?)[ _.-]+{re.escape(assignment)}([ _-]\d+)?", stem, flags=re.IGNORECASE
     )
-    return _safe(match["student"]) if match else None
+    return match["student"] if match else None
+
+
+def _best_reading(paths: list[str], assignment: str) -> str:
+    """The reading that tells most students apart; by names only where every notebook has one."""
+
+    def students(reading: str) -> int:
+        if reading == "file name" and not all(_student_in_name(p.split("/")[-1], assignment) for p in paths):
+            return 0
+        return len({student_of(path, assignment, reading=reading) for path in paths} - {None})
+
+    return max(READINGS, key=students)  # the first of equal ones
 
 
 def _safe(student: str) -> str | None:
     """A student id that is one name of a folder, or None."""
-    student = student.strip(" _-")
-    if (
-        not student
-        or student.startswith(".")
-        or not student.isprintable()
-        or re.search(r"[/\\*?\[\]+]", student)
-    ):
+    student = " ".join(student.split()).strip(" _-")
+    if not student or student.startswith(".") or not student.isprintable() or re.search(FORBIDDEN, student):
         return None
     return student[:120]
+
+
+FORBIDDEN = r"[/\\*?\[\]+]"  # patterns and separators of nbgrader's
 
 
 @dataclass
@@ -147,8 +187,11 @@ def collect(
     """
     rows: list[Row] = []
     theirs: dict[str, list[Found]] = {}
-    for found in find_files(folder):
-        student = student_of(found.path, assignment, pattern)
+    every = list(find_files(folder))
+    notebooks = [found.path for found in every if _is_notebook(found.path)]
+    reading = _best_reading(notebooks, assignment)
+    for found in every:
+        student = student_of(found.path, assignment, pattern, reading)
         if found.content is None:
             rows.append(Row(found.path, student, f"refused: {found.problem}"))
         elif student is None:
@@ -156,17 +199,20 @@ def collect(
                 Row(
                     found.path,
                     None,
-                    f"no student's name in it: expected <student>/… or <student>_{assignment}.ipynb",
+                    f"no student's name in it: expected <student>/… or <student>_{assignment}.ipynb, and none of / \\ * ? [ ] + "
+                    "in the name; or say how to find it with --pattern",
                 )
             )
         else:
             theirs.setdefault(student, []).append(found)
     for student, files in sorted(theirs.items()):
-        notebooks = [found for found in files if ".ipynb" in found.path.lower()] or files
+        notebooks = [found for found in files if _is_notebook(found.path)] or files
         chosen = max(notebooks, key=lambda found: (_copy_number(found.path), found.changed, found.path))
         for found in files:
             if found is not chosen:
                 why = "a later version was taken" if found in notebooks else "not a notebook"
+                if found in notebooks and PurePosixPath(found.path).parent != PurePosixPath(chosen.path).parent:
+                    why = f"{shown(chosen.path)} was taken, which is later; if that is somebody else, use --pattern"
                 rows.append(Row(found.path, student, f"left out: {why}"))
         rows.append(Row(chosen.path, student, _put(chosen, student, assignment, course, update)))
     return rows
@@ -178,16 +224,26 @@ def _copy_number(path: str) -> int:
     return int(match[1]) if match else 0
 
 
+def _is_notebook(path: str) -> bool:
+    return ".ipynb" in path.split("/")[-1].lower()
+
+
 def _put(found: Found, student: str, assignment: str, course: Path, update: bool) -> str:
-    target = course / "submitted" / student / assignment / f"{assignment}.ipynb"
-    if target.parent.is_dir():
+    # Anything else keeps its name, so that the student is told about a file that they know.
+    name = f"{assignment}.ipynb" if _is_notebook(found.path) else found.path.split("/")[-1]
+    target = course / "submitted" / student / assignment / name
+    if target.parent.is_dir() and any(not path.name.startswith(".") for path in target.parent.iterdir()):
         if target.is_file() and target.read_bytes() == found.content:
             return "already there"
         if not update:
             return "kept what was collected before; --update replaces it"
+        for old in target.parent.iterdir():  # its time of handing in among them: it is not this file's
+            if old.is_file() or old.is_symlink():
+                old.unlink()
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)
-    target.write_bytes(found.content)
+    part = target.parent / ".part"  # hidden, so never graded
+    part.write_bytes(found.content)
+    os.replace(part, target)
     return "collected"
 
 

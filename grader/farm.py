@@ -8,6 +8,7 @@ on where it stopped, and a second run changes nothing.
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import os
 import sys
@@ -16,13 +17,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sqlalchemy.exc import OperationalError
+
 from grader import nbgrader_app
 from grader.autograde import submissions, take_in
 from grader.course_files import COURSE, released_by_instructor
 from grader.intake import shown
 from grader.measure import Task, perform, tasks_of
 from grader.rebuild import grade_id_of, read_notebook, rebuild, submission_from
-from grader.store import Store, hardware_class
+from grader.store import HardwareClasses, Store, hardware_class
 from perflab.launch import SandboxError
 
 
@@ -45,8 +48,6 @@ class GradingFailed(Exception):
 
 def needed_tasks(course: Path, assignment: str, student: str = "*") -> dict[Task, list[str]]:
     """Every piece of work for the submissions of an assignment, with the students who handed it in."""
-    import fnmatch
-
     needed: dict[Task, list[str]] = {}
     masters = sorted(released_by_instructor(course, assignment).glob("*.ipynb"))
     for name, folder in submissions(course, assignment):
@@ -129,23 +130,6 @@ def compute(
             cluster.close()
 
 
-class HardwareClasses:
-    """Which kind of machine an assignment is judged on, kept in a file: one assignment, one kind."""
-
-    def __init__(self, course: Path):
-        self.path = course / "verdicts" / "hardware.json"
-
-    def get(self, assignment: str) -> str | None:
-        return json.loads(self.path.read_text()).get(assignment) if self.path.is_file() else None
-
-    def put(self, assignment: str, kind: str) -> None:
-        known = json.loads(self.path.read_text()) if self.path.is_file() else {}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        part = self.path.with_suffix(".part")
-        part.write_text(json.dumps(known | {assignment: kind}, indent=1))
-        os.replace(part, self.path)
-
-
 def grade(
     assignment: str,
     course: Path = COURSE,
@@ -170,6 +154,8 @@ def grade(
     names = [name for name, _ in submissions(course, assignment)]
     if not names:
         return []
+    if not fnmatch.filter(names, student):
+        raise GradingFailed(f"no student who handed in {assignment} matches {student!r}; there are {len(names)} others")
     if not unsafe:
         from grader.sandbox import why_no_box
 
@@ -180,7 +166,10 @@ def grade(
             )
     store, classes = Store(course / "verdicts"), HardwareClasses(course)
     needed = needed_tasks(course, assignment, student)
-    kind = classes.get(assignment) or (hardware_class() if scheduler is None else None)
+    try:
+        kind = classes.get(assignment) or (hardware_class() if scheduler is None else None)
+    except ValueError as error:
+        raise GradingFailed(str(error)) from None
 
     def is_open(task: Task) -> bool:
         record = store.get(task.key(kind, unsafe)) if kind else None
@@ -201,36 +190,44 @@ def grade(
         )
         with bar:
             for task, record, found in compute(open_tasks, scheduler, workers, unsafe, kind):
-                kind = found
+                if kind != found or classes.get(assignment) is None:
+                    kind = found
+                    classes.put(assignment, kind)
                 if isinstance(record, str):
                     trouble |= dict.fromkeys(needed[task], record)
                 else:
                     store.put(task.key(kind, unsafe), record)
                 bar.update()
-        classes.put(assignment, kind)
 
     settings = Config()
     settings.MeasureOnHardware.unsafe = unsafe
     settings.MeasureOnHardware.retry_inconclusive = False
     settings.CourseAutograde.hardware = kind
     settings.CourseDirectory.student_id = student
-    settings.CourseDirectory.student_id_exclude = ",".join(sorted(trouble))
+    settings.CourseAutograde.excluded = set(trouble)
     try:
         nbgrader_app.run("autograde", [assignment], course, settings)
     except nbgrader_app.NbgraderFailed as error:
         if "OperationalError" in str(error):
-            raise GradingFailed(
-                "the gradebook can't be read or written; another program may hold it. All verdicts are kept: "
-                "grade again when it is free."
-            ) from None
+            raise GradingFailed(_LOCKED) from None
+        if not error.students():
+            raise GradingFailed(f"nbgrader autograde failed: {error}") from None
         trouble |= error.students()
-    return rows(course, assignment, student, trouble)
+    except OperationalError:
+        raise GradingFailed(_LOCKED) from None
+    try:
+        return rows(course, assignment, student, trouble)
+    except OperationalError:
+        raise GradingFailed(_LOCKED) from None
+
+
+_LOCKED = (
+    "the gradebook can't be read or written; another program may hold it. All verdicts are kept: grade again when it is free."
+)
 
 
 def rows(course: Path, assignment: str, student: str, trouble: dict[str, str]) -> list[Row]:
     """One row for every submission, from the graded notebooks; scores as the gradebook has them."""
-    import fnmatch
-
     from nbgrader.api import MissingEntry
 
     result = []
@@ -320,10 +317,16 @@ def main_grade(argv: list[str]) -> int:
         print(f"grade: {error}", file=sys.stderr)
         return 2
     course = args.course_dir.resolve()
-    strays = sorted(path.name for path in (course / "submitted").glob("*") if path.is_file())
+    known = {path.name for step in ("source", "release") for path in (course / step).glob("*")}
+    strays = sorted(
+        [path.name for path in (course / "submitted").glob("*") if path.is_file()]
+        + [f"{path.parent.name}/{path.name}" for path in (course / "submitted").glob("*/*") if path.name not in known]
+    )
+    strays = [name for name in strays if not name.split("/")[-1].startswith(".")]
     if strays:
         print(
-            f"grade: in no student's folder, so not graded: {', '.join(map(shown, strays[:5]))}. "
+            f"grade: not graded, as it lies in no folder submitted/<student>/<assignment>: {', '.join(map(shown, strays[:5]))}"
+            f"{f' and {len(strays) - 5} more' if len(strays) > 5 else ''}. "
             "Sort returned files with: python -m grader collect FOLDER ASSIGNMENT",
             file=sys.stderr,
         )

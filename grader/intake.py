@@ -17,7 +17,9 @@ from pathlib import Path
 
 MAX_FILE_BYTES = 100_000_000  # nbgrader's own limit for a submission (CourseDirectory.max_file_size)
 MAX_ENTRIES = 1000  # files and folders looked at in one submission
-NOTEBOOK_ENDINGS = (".ipynb", ".ipynb.txt", ".ipynb.json", ".json")
+MAX_CELLS = 5000
+MAX_PARTS = 2_000_000  # lists and objects in the JSON: Python needs a hundred bytes and more for each
+NOTEBOOK_ENDINGS = (".ipynb", ".ipynb.txt", ".ipynb.json", ".json")  # the likelier first
 
 Sentence = tuple[str, str]
 
@@ -41,11 +43,15 @@ class Cell:
 
 @dataclass
 class Submission:
-    """What is left of a submission: `cells` of its notebook, or `reason` why there are none; `notes` on what was odd."""
+    """What is left of a submission: `cells` of its notebook, or `reason` why there are none; `notes` on what was odd.
+
+    handed_in: when, as nbgrader writes it, or None where that is not known.
+    """
 
     cells: list[Cell]
     reason: Sentence | None
     notes: list[Sentence]
+    handed_in: str | None = None
 
 
 def shown(name: str) -> str:
@@ -145,11 +151,23 @@ def parse_notebook(content: bytes, name: str = "notebook") -> tuple[list[Cell], 
         f"`{name}` is not a notebook. Open it in Jupyter, save it there, and hand that file in.",
         f"`{name}` 不是 notebook 文件。请在 Jupyter 中打开并保存，再提交该文件。",
     )
+    if content.count(b"{") + content.count(b"[") > MAX_PARTS:
+        raise Unreadable(
+            f"`{name}` is built of more than {MAX_PARTS:,} parts. Clear all outputs, save, and hand it in again.",
+            f"`{name}` 由超过 {MAX_PARTS:,} 个部分组成。请清除所有输出，保存后重新提交。",
+        )
     try:
         text = content.decode("utf-8-sig")
         data = json.loads(text)
-    except UnicodeDecodeError:
-        raise not_a_notebook from None
+    except UnicodeDecodeError as error:
+        if not content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+            raise not_a_notebook from None
+        raise Unreadable(
+            f"`{name}` is not UTF-8 text (byte {error.start} of {len(content)}): it was saved in another encoding, or damaged "
+            "on the way. Save it as UTF-8, or hand in the file that Jupyter saved.",
+            f"`{name}` 不是 UTF-8 文本（第 {error.start} 个字节，共 {len(content)} 个）：可能以别的编码保存，或在传输中损坏。"
+            "请以 UTF-8 保存，或提交 Jupyter 保存的原文件。",
+        ) from None
     except RecursionError:
         raise not_a_notebook from None
     except ValueError as error:
@@ -181,13 +199,13 @@ def parse_notebook(content: bytes, name: str = "notebook") -> tuple[list[Cell], 
                 f"`{name}` 使用旧的 notebook 格式，已升级。",
             )
         )
-        sheets = [sheet for sheet in data["worksheets"] if isinstance(sheet, dict)]
-        raw_cells = [
-            cell
-            for sheet in sheets
-            for cell in (sheet.get("cells") or [])
-            if isinstance(sheet.get("cells"), list)
-        ]
+        sheets = [sheet.get("cells") for sheet in data["worksheets"] if isinstance(sheet, dict)]
+        raw_cells = [cell for cells in sheets if isinstance(cells, list) for cell in cells]
+    if len(raw_cells) > MAX_CELLS:
+        raise Unreadable(
+            f"`{name}` has {len(raw_cells):,} cells; more than {MAX_CELLS:,} are not read. Start from the released notebook again.",
+            f"`{name}` 有 {len(raw_cells):,} 个单元格，最多读取 {MAX_CELLS:,} 个。请从发布的 notebook 重新开始。",
+        )
     cells = []
     for raw in raw_cells:
         if not isinstance(raw, dict):
@@ -197,10 +215,10 @@ def parse_notebook(content: bytes, name: str = "notebook") -> tuple[list[Cell], 
         grade_id, cell_id = marks.get("grade_id"), raw.get("id")
         cells.append(
             Cell(
-                cell_type=raw.get("cell_type") if isinstance(raw.get("cell_type"), str) else "",
+                cell_type=_text(raw.get("cell_type")),
                 source=_text(raw.get("source", raw.get("input"))),  # format 3 calls it input
-                grade_id=grade_id if isinstance(grade_id, str) else None,
-                cell_id=cell_id if isinstance(cell_id, str) else None,
+                grade_id=_text(grade_id) if isinstance(grade_id, str) else None,
+                cell_id=_text(cell_id) if isinstance(cell_id, str) else None,
                 attachments=_pictures(raw.get("attachments")),
             )
         )
@@ -208,10 +226,21 @@ def parse_notebook(content: bytes, name: str = "notebook") -> tuple[list[Cell], 
 
 
 def _files(folder: Path, notes: list[Sentence]) -> list[Path]:
-    """The files of a submission, no links, not its hidden ones."""
+    """The files of a submission, no links, not its hidden ones; the upper folders first. Raises OSError for `folder` itself."""
     found, folders, looked_at = [], [folder], 0
-    while folders:
-        with os.scandir(folders.pop()) as entries:
+    for place in folders:  # grows on the way
+        try:
+            entries = sorted(os.scandir(place), key=lambda entry: entry.name)
+        except OSError as error:
+            if place == folder:
+                raise
+            notes.append(
+                (
+                    f"The folder `{shown(place.name)}` cannot be read ({error.strerror}).",
+                    f"无法读取文件夹 `{shown(place.name)}`（{error.strerror}）。",
+                )
+            )
+        else:
             for entry in entries:
                 looked_at += 1
                 if looked_at > MAX_ENTRIES:
@@ -263,7 +292,13 @@ def read_submission(folder: Path, notebook: str, released: dict[str, str]) -> Su
     candidates = [path for path in files if path.name.lower().endswith(NOTEBOOK_ENDINGS)]
     # The right name first; of the others the latest, for a student's last version is the one meant.
     candidates.sort(
-        key=lambda path: (path.name != wanted, len(path.parts), -os.lstat(path).st_mtime, path.name)
+        key=lambda path: (
+            path.name != wanted,
+            not path.name.lower().endswith(NOTEBOOK_ENDINGS[:-1]),
+            len(path.parts),
+            -os.lstat(path).st_mtime,
+            path.name,
+        )
     )
     if not candidates:
         there = ", ".join(f"`{shown(path.name)}`" for path in files[:5]) or "no file at all"

@@ -20,6 +20,7 @@ from pathlib import Path
 from nbformat.notebooknode import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_output
 from nbgrader.api import Gradebook
+from nbgrader.converters import NbGraderException
 from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Bool, Integer, default
 
@@ -257,6 +258,12 @@ class MeasureOnHardware(NbGraderPreprocessor):
             key = task.key(hardware, self.unsafe)
             record = store.get(key)
             if record is None or (self.retry_inconclusive and record.get("status") == "inconclusive"):
+                if task.kind == "judge" and hardware != hardware_class():
+                    raise NbGraderException(
+                        f"this assignment is judged on {hardware!r}, and this machine is {hardware_class()!r}. Grade there, or "
+                        "with: python -m grader grade ASSIGNMENT --scheduler ADDRESS; or delete verdicts/hardware.json to "
+                        "judge all answers anew here."
+                    )
                 record = perform(task, self.unsafe, self.run_timeout_s)
                 store.put(key, record)
             records[task] = record

@@ -130,14 +130,13 @@ def rebuild(submission: Submission, master: NotebookNode) -> NotebookNode:
             cell.source = last
             if cell.cell_type == "markdown":
                 cell.source = harmless_markdown(last)
-                if copies[-1].attachments:
-                    cell.attachments = nbformat.from_dict(copies[-1].attachments)
+                drawn = {name: bundle for copy in copies for name, bundle in copy.attachments.items()}
+                if drawn:
+                    cell.attachments = nbformat.from_dict(drawn)
 
     ours = {""} | {cell.source.strip() for cell in master.cells}
-    stray = sum(
-        cell.grade_id is None and cell.cell_type == "code" and cell.source.strip() not in ours
-        for cell in submission.cells
-    )
+    strays = [cell for cell in submission.cells if cell.grade_id is None and cell.source.strip() not in ours]
+    stray = sum(cell.cell_type == "code" for cell in strays)
     if stray:
         notes.append(
             (
@@ -145,8 +144,22 @@ def rebuild(submission: Submission, master: NotebookNode) -> NotebookNode:
                 f"作答单元格以外的 {stray} 个代码单元格没有使用：答案必须能独立运行。",
             )
         )
+    unanswered = [
+        grade_id_of(cell)
+        for cell in cells
+        if cell.cell_type == "markdown" and cell.metadata.get("perflab", {}).get("state") in ("untouched", "missing")
+    ]
+    written = sum(cell.cell_type == "markdown" for cell in strays)
+    if written and unanswered:
+        notes.append(
+            (
+                f"`{unanswered[0]}` is empty, but {written} text cell(s) were added elsewhere and not used. "
+                "Instructor: look at the file that was handed in.",
+                f"`{unanswered[0]}` 为空，但别处添加了 {written} 个文本单元格，没有使用。教师请查看提交的原文件。",
+            )
+        )
     notebook.cells = cells
-    notebook.metadata["perflab"] = {"reason": submission.reason, "notes": notes}
+    notebook.metadata["perflab"] = {"reason": submission.reason, "notes": notes, "handed_in": submission.handed_in}
     return notebook
 
 
@@ -200,7 +213,7 @@ def intake_notebook(submission: Submission) -> NotebookNode:
         metadata = {"nbgrader": {"grade_id": cell.grade_id}} if cell.grade_id else {}
         metadata["perflab"] = {"cell_type": cell.cell_type, "attachments": cell.attachments}
         cells.append(nbformat.v4.new_raw_cell(cell.source, metadata=metadata, id=f"cell-{number}"))
-    perflab = {"reason": submission.reason, "notes": submission.notes}
+    perflab = {"reason": submission.reason, "notes": submission.notes, "handed_in": submission.handed_in}
     return nbformat.v4.new_notebook(cells=cells, metadata={"perflab": perflab})
 
 
@@ -221,5 +234,8 @@ def submission_from(notebook: NotebookNode) -> Submission:
     perflab = notebook.metadata.get("perflab", {})
     reason = perflab.get("reason")
     return Submission(
-        cells, tuple(reason) if reason else None, [tuple(note) for note in perflab.get("notes", [])]
+        cells,
+        tuple(reason) if reason else None,
+        [tuple(note) for note in perflab.get("notes", [])],
+        perflab.get("handed_in"),
     )

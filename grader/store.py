@@ -46,10 +46,12 @@ class Store:
         return self.folder / key[:2] / f"{key}.json"
 
     def get(self, key: str) -> dict | None:
+        """The record, or None where there is none that can be read: it is then made again."""
         try:
-            return json.loads(self.path(key).read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            record = json.loads(self.path(key).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
             return None
+        return record if isinstance(record, dict) else None
 
     def put(self, key: str, record: dict) -> None:
         path = self.path(key)
@@ -57,3 +59,31 @@ class Store:
         part = path.with_suffix(f".{os.getpid()}.part")
         part.write_text(json.dumps(record), encoding="utf-8")
         os.replace(part, path)
+
+
+class HardwareClasses:
+    """Which kind of machine an assignment is judged on, kept in a file: one assignment, one kind."""
+
+    def __init__(self, course: Path):
+        self.path = course / "verdicts" / "hardware.json"
+
+    def _known(self) -> dict[str, str]:
+        if not self.path.is_file():
+            return {}
+        try:
+            return dict(json.loads(self.path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError):
+            raise ValueError(
+                f"{self.path} is damaged; delete it, and the next grading writes down its own kind of machine"
+            ) from None
+
+    def get(self, assignment: str) -> str | None:
+        """The kind of machine, or None where nothing was judged yet. Raises ValueError where the file is damaged."""
+        return self._known().get(assignment)
+
+    def put(self, assignment: str, kind: str) -> None:
+        known = self._known()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_suffix(f".{os.getpid()}.part")
+        part.write_text(json.dumps(known | {assignment: kind}, indent=1))
+        os.replace(part, self.path)

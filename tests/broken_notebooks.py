@@ -362,3 +362,64 @@ def attachments_and_links_beside(folder, nb):
 def timestamp_is_a_link(folder, nb):
     write(folder, nb)
     (folder / "timestamp.txt").symlink_to("/etc/passwd")
+
+
+@case("full")
+def timestamp_that_the_parser_chokes_on(folder, nb):
+    write(folder, nb)
+    (folder / "timestamp.txt").write_text("2026-01-01 10:00:00 ../../etc/passwd")
+
+
+@case("zero", "none of the marked cells")
+def worksheets_that_are_none(folder, nb):
+    write(folder, {"nbformat": 3, "worksheets": [{"cells": 7}, 5, {}]})
+
+
+@case("full")
+def half_a_character_as_a_mark(folder, nb):
+    stray = {"cell_type": "\ud83d", "source": "x", "metadata": {"nbgrader": {"grade_id": "\ud83d"}}, "id": "\ud83d"}
+    nb["cells"].append(stray)
+    write(folder, nb)
+
+
+@case("zero", "is not UTF-8 text (byte")
+def saved_as_gbk(folder, nb):
+    find(nb, DISCUSS)["source"] = "异步"
+    (folder / NAME).write_bytes(json.dumps(nb, ensure_ascii=False).encode("gbk", "replace"))
+
+
+@case("zero", "cells; more than 5,000 are not read")
+def a_million_cells(folder, nb):
+    nb["cells"] += [{}] * 100_000
+    write(folder, nb)
+
+
+@case("zero", "built of more than 2,000,000 parts")
+def nothing_but_brackets(folder, nb):
+    (folder / NAME).write_text('{"cells": [' + ",".join(["[]"] * 2_000_001) + "]}")
+
+
+@case("full", "was named `mine.ipynb`")
+def in_a_folder_beside_an_environment(folder, nb):
+    for number in range(30):
+        (folder / "venv" / "lib" / f"package-{number}").mkdir(parents=True)
+        for file in range(40):
+            (folder / "venv" / "lib" / f"package-{number}" / f"{file}.py").touch()
+        (folder / f"r{number}.json").write_text("{}")
+    (folder / "notebooks").mkdir()
+    write(folder / "notebooks", nb, "mine.ipynb")
+
+
+@case("full", "is there 2 times, 2 different; all run")
+def an_old_copy_with_a_syntax_error_above(folder, nb):
+    first = copy.deepcopy(find(nb, ANSWER))
+    first["source"] = "def measure(launch, wait:\n"
+    nb["cells"].insert(1, first)
+    write(folder, nb)
+
+
+@case("full", "is empty, but 1 text cell(s) were added elsewhere")
+def discussed_in_a_cell_of_its_own(folder, nb):
+    nb["cells"].append({"cell_type": "markdown", "metadata": {}, "source": "It is asynchronous, because …", "id": "mine"})
+    find(nb, DISCUSS)["source"] = ""
+    write(folder, nb)

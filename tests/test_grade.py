@@ -105,6 +105,26 @@ def test_a_worker_that_dies_costs_one_row_only(course):
     assert rows["bomb"]["status"] == "error" and "worker died" in rows["bomb"]["reason"]
 
 
+def test_a_comma_in_a_name_excludes_nobody_else(course):
+    course.submit("Li, Wei", course.solution(lambda source: source + "\n# verdict: raise"))
+    course.submit("Li")
+    rows = rows_of(grade(course, "--json", environment=FAKE))
+    assert rows["Li"]["status"] == "pass"
+    assert rows["Li, Wei"]["status"] == "error" and "the judge itself failed" in rows["Li, Wei"]["reason"]
+
+
+def test_what_is_in_no_assignments_folder_is_named(course):
+    course.submit("alice")
+    (course.folder / "submitted" / "bob").mkdir()
+    (course.folder / "submitted" / "bob" / "12-2.ipynb").write_text(json.dumps(course.solution()))
+    (course.folder / "submitted" / "cid" / "12-2 homework").mkdir(parents=True)
+    done = grade(course, "--json", environment=FAKE)
+    assert set(rows_of(done)) == {"alice"}
+    assert "bob/12-2.ipynb" in done.stderr and "cid/12-2 homework" in done.stderr
+    nobody = grade(course, "--student=alcie", environment=FAKE)
+    assert nobody.returncode == 2 and "'alcie'" in nobody.stderr
+
+
 def test_the_judge_failing_costs_one_row_only(course):
     course.submit("alice")
     course.submit("bob", course.solution(lambda source: source + "\n# verdict: raise"))
@@ -268,6 +288,70 @@ def test_collecting_a_downloaded_folder(course, tmp_path):
     assert "--update" in row.result
     [row] = [row for row in collect(returned, "12-2", course.folder, update=True) if "(2)" in row.file]
     assert row.result == "collected"
+
+
+def zipped(path, **members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "files, students",
+    [
+        (["week3/ann_12-2.ipynb", "week3/bob_12-2.ipynb"], {"ann", "bob"}),
+        (["ann/week3/12-2.ipynb", "bob/week3/12-2.ipynb"], {"ann", "bob"}),
+        (["a/ann/12-2.ipynb", "a/bob/12-2.ipynb", "b/cid/12-2.ipynb"], {"ann", "bob", "cid"}),
+        (["zoe/draft_12-2.ipynb", "zoe/final_12-2.ipynb", "bob/12-2.ipynb"], {"zoe", "bob"}),
+        (["zoe/12-2.ipynb", "readme.txt"], {"zoe"}),
+        (["张　三/12-2.ipynb", "李四/12-2.ipynb"], {"张 三", "李四"}),
+    ],
+)
+def test_whose_files_they_are(files, students, course, tmp_path):
+    returned = tmp_path / "returned"
+    returned.mkdir()
+    for name in files:
+        (returned / name).parent.mkdir(parents=True, exist_ok=True)
+        (returned / name).write_text(json.dumps(course.solution()))
+    rows = collect(returned, "12-2", course.folder)
+    assert sorted(row.file for row in rows) == sorted(files)
+    assert {row.student for row in rows if row.result == "collected"} == students
+
+
+def test_zip_files_as_platforms_and_students_make_them(course, tmp_path):
+    returned = tmp_path / "returned"
+    returned.mkdir()
+    text = json.dumps(course.solution())
+    for student in ("Ann_1", "Bob_2"):  # Moodle's folders, the same name in each
+        (returned / f"{student}_assignsubmission_file_").mkdir()
+        zipped(returned / f"{student}_assignsubmission_file_" / "hw.zip", **{"my work/12-2.ipynb": text})
+    inner = zipped(returned / "inner.zip", **{"12-2.ipynb": text})
+    (returned / "inner.zip").unlink()
+    zipped(returned / "class.zip", **{"cid/hw.zip": inner, "class\\dan_12-2.ipynb": text, "eve/answer.pdf": b"%PDF"})
+    damaged = bytearray(zipped(returned / "more.zip", **{"fay/12-2.ipynb": text, "gil/12-2.ipynb": text}))
+    place = damaged.index(text.encode())  # stored as it is: one wrong byte is a wrong checksum
+    damaged[place + 5] ^= 1
+    (returned / "more.zip").write_bytes(damaged)
+    rows = collect(returned, "12-2", course.folder)
+    said = {row.file: row for row in rows}
+    assert len(rows) == 7
+    assert {row.student for row in rows if row.result == "collected"} >= {"Ann_1", "Bob_2", "cid", "eve", "gil"}
+    assert "damaged inside the zip file" in said["more/fay/12-2.ipynb"].result
+    submitted = course.folder / "submitted"
+    assert (submitted / "cid" / "12-2" / "12-2.ipynb").read_text() == text
+    assert [path.name for path in (submitted / "eve" / "12-2").iterdir()] == ["answer.pdf"]  # as the student knows it
+
+
+def test_a_later_version_does_not_inherit_the_time_stamp(course, tmp_path):
+    returned = tmp_path / "returned"
+    returned.mkdir()
+    path = course.submit("zoe")
+    (path.parent / "timestamp.txt").write_text("2026-05-01 12:00:00 UTC")
+    (returned / "zoe_12-2.ipynb").write_text(json.dumps(course.solution(lambda source: source + "\n# later")))
+    [row] = collect(returned, "12-2", course.folder, update=True)
+    assert row.result == "collected" and "# later" in path.read_text()
+    assert [file.name for file in path.parent.iterdir()] == ["12-2.ipynb"]
 
 
 def test_collect_command(course, tmp_path):

@@ -187,7 +187,98 @@ def test_late_hand_in_is_told_from_the_time_stamp(course, fake_judge):
     assert course.grades()["alice"]["late"] == 60
 
 
+def test_a_time_stamp_that_changes_or_goes_changes_the_lateness(course, fake_judge):
+    from nbgrader.api import Gradebook
+
+    with Gradebook(f"sqlite:///{course.folder / 'gradebook.db'}", "computational-performance") as gradebook:
+        gradebook.update_or_create_assignment("12-2", duedate="2026-05-01 12:00:00 UTC")
+    stamp = course.submit("alice").parent / "timestamp.txt"
+    for text, late_s in (("2026-05-01 12:01:00 UTC", 60), ("2026-05-01 11:00:00 UTC", 0), ("2026-05-01 13:00:00 UTC", 3600)):
+        stamp.write_text(text)
+        autograde(course)
+        assert course.grades()["alice"]["late"] == late_s
+    stamp.unlink()
+    autograde(course)
+    assert course.grades()["alice"]["late"] == 0
+
+
+@pytest.mark.parametrize("left", ["nothing", "half a notebook", "a notebook from elsewhere"])
+def test_what_a_killed_grader_left_is_graded_again(course, fake_judge, left):
+    path = course.submit("alice")
+    (path.parent / "timestamp.txt").write_text("2026-06-01 12:00:00 UTC")
+    autograde(course)
+    graded = course.folder / "autograded" / "alice" / "12-2" / "12-2.ipynb"
+    before = graded.read_text()
+    if left == "nothing":
+        graded.unlink()
+    else:
+        graded.write_text(before[: len(before) // 2] if left == "half a notebook" else json.dumps(course.solution()))
+    autograde(course)
+    assert graded.read_text() == before
+
+
+def test_a_gradebook_that_lost_a_student_finds_them_again(course, fake_judge):
+    from nbgrader.api import Gradebook
+
+    course.submit("alice")
+    autograde(course)
+    with Gradebook(f"sqlite:///{course.folder / 'gradebook.db'}", "computational-performance") as gradebook:
+        gradebook.remove_student("alice")
+    assert course.grades() == {}
+    autograde(course)
+    assert course.grades()["alice"]["auto"] == 10
+
+
+def test_withdrawn_submissions_do_not_come_back(course, fake_judge):
+    import shutil
+
+    for name in ("alcie", "bob"):
+        course.submit(name)
+    autograde(course)
+    (course.folder / "submitted" / "alcie").rename(course.folder / "submitted" / "alice")
+    shutil.rmtree(course.folder / "autograded" / "alcie")
+    autograde(course)
+    assert not (course.folder / "autograded" / "alcie").exists()
+    assert course.grades()["alice"]["auto"] == 10
+
+
+def test_one_assignment_is_judged_on_one_kind_of_machine(course, fake_judge, monkeypatch):
+    from grader import autograde as grading
+    from grader import measure
+    from grader.store import hardware_class
+
+    course.submit("alice")
+    autograde(course)
+    known = course.folder / "verdicts" / "hardware.json"
+    assert json.loads(known.read_text()) == {"12-2": hardware_class()}
+    graded = course.folder / "autograded" / "alice" / "12-2" / "12-2.ipynb"
+    before = graded.stat().st_mtime_ns
+    for module in (grading, measure):  # the same course on another machine
+        monkeypatch.setattr(module, "hardware_class", lambda: "an abacus")
+    autograde(course)
+    assert graded.stat().st_mtime_ns == before
+    course.submit("bob", course.solution(marked("fail 1")))
+    with pytest.raises(nbgrader_app.NbgraderFailed) as failure:
+        autograde(course)
+    assert "'an abacus'" in failure.value.students()["bob"]
+    known.write_text("{")
+    with pytest.raises(nbgrader_app.NbgraderFailed, match="hardware.json is damaged"):
+        autograde(course)
+
+
 # ------------------------------------------------------------ feedback
+
+
+def test_feedback_is_new_where_the_grade_is(course, fake_judge):
+    path = course.submit("alice", course.solution(marked("fail 3")))
+    page = course.folder / "feedback" / "alice" / "12-2" / "12-2.html"
+    autograde(course)
+    nbgrader_app.run("generate_feedback", ["12-2"], course.folder)
+    assert "Measured 3" in page.read_text()
+    path.write_text(json.dumps(course.solution(marked("fail 4"))))
+    autograde(course)
+    nbgrader_app.run("generate_feedback", ["12-2"], course.folder)
+    assert "Measured 4" in page.read_text()
 
 
 def test_feedback_shows_both_languages_the_picture_and_no_script(course, fake_judge):

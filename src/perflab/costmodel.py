@@ -87,9 +87,11 @@ def ring(n: int) -> Schedule:
 
     def rounds():
         me = np.arange(n)
+        right, twice = (me + 1) % n, np.tile(me, 2)
         for add, offset in ((True, 0), (False, 1)):
             for r in range(n - 1):
-                yield Round(me, (me + 1) % n, (me - r + offset) % n, 1, add)
+                shift = (offset - r) % n
+                yield Round(me, right, twice[shift : shift + n], 1, add)  # machine i sends piece i + shift
 
     return Schedule("ring", n, n, rounds)
 
@@ -112,10 +114,10 @@ def hierarchical(groups: int, members: int) -> Schedule:
         g, m = np.divmod(np.arange(n), members)
         yield from inside(True, 0)
         mine = (m + 1) % members * groups  # the share that the rounds above left complete at member m
+        me, to = np.arange(n), (g + 1) % groups * members + m
         for add, offset in ((True, 0), (False, 1)):
             for r in range(groups - 1):
-                to = (g + 1) % groups * members + m
-                yield Round(np.arange(n), to, mine + (g - r + offset) % groups, 1, add)
+                yield Round(me, to, mine + (g - r + offset) % groups, 1, add)
         yield from inside(False, 1)
 
     return Schedule("hierarchical", n, n, rounds)
@@ -155,17 +157,15 @@ def simulate(
     round. `ready_s`: when each machine has its own vector. `slowness`: at least 1; shape [n] or one number.
     """
     ready = np.broadcast_to(np.asarray(ready_s, dtype=float), schedule.n).copy()
-    slow = np.broadcast_to(np.asarray(slowness, dtype=float), schedule.n)
+    slow = np.asarray(slowness, dtype=float)
     piece = n_bytes / schedule.pieces
     for src, dst, _, width, _ in schedule.rounds():
-        took = cost(src, dst, piece * width) * np.maximum(slow[src], slow[dst])
+        took = cost(src, dst, piece * width) * (np.maximum(slow[src], slow[dst]) if slow.ndim else slow)
         if jitter is not None:
             took = took + jitter(len(src))
         end = np.maximum(ready[src], ready[dst]) + took
-        after = ready.copy()
-        after[src] = np.maximum(after[src], end)
-        after[dst] = np.maximum(after[dst], end)
-        ready = after
+        ready[src] = end
+        ready[dst] = np.maximum(ready[dst], end)
     return ready
 
 

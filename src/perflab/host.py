@@ -281,8 +281,12 @@ class _Answer:
         linecache.cache[self.path] = (len(text), None, text.splitlines(True), self.path)
         main.__file__ = self.path
 
-    def run(self) -> None:
-        namespace = sys.modules["__main__"].__dict__
+    def run(self, entry_points: list[str]) -> None:
+        """Runs the cells in order. Raises _AnswerError where the last one raises, or an earlier one and a name is missing.
+
+        An old copy of an answer left above the right one may raise; in a notebook it would not have mattered either.
+        """
+        namespace, first, failed = sys.modules["__main__"].__dict__, None, False
         with self.shell.builtin_trap:
             for cell, start in zip(self.cells, self.starts, strict=True):
                 try:
@@ -293,7 +297,11 @@ class _Answer:
                     else:
                         exec(code, namespace)
                 except BaseException as error:
-                    raise _AnswerError(self.report(error, start)) from None
+                    first, failed = first or _AnswerError(self.report(error, start)), True
+                else:
+                    failed = False
+        if first is not None and (failed or not all(name in namespace for name in entry_points)):
+            raise first
 
     def report(self, error: BaseException, cell_start: int = 1) -> dict:
         where = []
@@ -350,7 +358,7 @@ class _Server:
             return {"value": None}
         if op == "answer":
             self.answer = _Answer(self.shell, header["cells"])
-            self.answer.run()
+            self.answer.run(header["entry_points"])
             namespace = sys.modules["__main__"].__dict__
             return {"value": [n for n in header["entry_points"] if n in namespace]}
         if op == "define":
