@@ -176,8 +176,8 @@ class Parts:
 class Session:
     """What a judge has in hand for one judgement.
 
-    rng: numpy Generator from the seed (secret when grading); cpu: the core that hosts are pinned to, None where
-    pinning is impossible; public: True under ``perflab.check``; hidden: the folder of this exercise's secret cases,
+    rng: numpy Generator from the seed (secret when grading); cpu: the core that hosts are pinned to, cpus: all
+    cores of its kind, None where pinning is impossible; public: True under ``perflab.check``; hidden: the folder of this exercise's secret cases,
     or None; cells: the answer's cells.
     """
 
@@ -188,7 +188,7 @@ class Session:
         self.seed = seed
         self.rng = np.random.default_rng(seed)
         self.public, self.hidden = public, hidden
-        self.cpu = quietest_cpu()
+        self.cpus, self.cpu = like_cpus(), quietest_cpu()
         self._hosts: list[Host] = []
         self._answers: list[Host] = []
 
@@ -297,11 +297,16 @@ def exercise_version(slug: str, hidden: Path | None = None) -> str:
 # ---------------------------------------------------------------- the machine, for the time of a judgement
 
 
+def like_cpus() -> set[int] | None:
+    """The usable cores of the fastest kind there is; None where cores can't be chosen."""
+    return machine.like_cores(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
 def quietest_cpu() -> int | None:
-    """The usable core that was idle longest during the last 50 ms; None where cores can't be chosen."""
-    if not hasattr(os, "sched_getaffinity"):
+    """Of :func:`like_cpus` the one that was idle longest during the last 50 ms; None where cores can't be chosen."""
+    usable = sorted(like_cpus() or ())
+    if not usable:
         return None
-    usable = sorted(os.sched_getaffinity(0))
     if len(usable) == 1:
         return usable[0]
     before = _idle_ticks()

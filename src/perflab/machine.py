@@ -88,14 +88,14 @@ def memory_bytes() -> int | None:
     return min(found, default=None)
 
 
-def caches() -> list[dict]:
-    """The data and unified caches of the first usable core, smallest first; [] where the system is silent.
+def caches(cpu: int | None = None) -> list[dict]:
+    """The data and unified caches of core `cpu` (None: the first usable one), smallest first; [] where the system is silent.
 
     Each: `level`, `kind` ("data" or "unified"), `size_bytes`, `line_bytes`, `ways`, `shared_by` (number of
     logical cores), `source`; what is not known is None. It is what the system *says*: a virtual machine
     passes on the processor's label, not the share that its neighbours leave. Chapter 12.4 measures it.
     """
-    return _caches_sysfs() or _caches_sysctl() or _caches_getconf()
+    return _caches_sysfs(cpu) or _caches_sysctl() or _caches_getconf()
 
 
 def gpus() -> list[dict]:
@@ -256,8 +256,18 @@ def _bytes(text: str | None) -> int | None:
     return int(found[1]) * 1024 ** " KMG".index(found[2] or " ") if found else None
 
 
-def _caches_sysfs() -> list[dict]:
-    core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+def like_cores(cpus: set[int]) -> set[int]:
+    """Those of `cpus` that are of the fastest kind among them, on a processor with cores of several kinds; else all."""
+    speed = {}
+    for cpu in cpus:
+        known = _read(_SYS_CPU / f"cpu{cpu}" / "cpu_capacity") or _read(_SYS_CPU / f"cpu{cpu}" / "cpufreq" / "cpuinfo_max_freq")
+        speed[cpu] = int(known) if known and known.isdigit() else 0
+    # Favoured cores of one kind differ by a few per cent, kinds by a third and more.
+    return {cpu for cpu in cpus if speed[cpu] >= 0.85 * max(speed.values())}
+
+
+def _caches_sysfs(cpu: int | None = None) -> list[dict]:
+    core = cpu if cpu is not None else min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     found = []
     for index in _SYS_CPU.glob(f"cpu{core}/cache/index[0-9]*"):
         names = ("level", "type", "size", "coherency_line_size", "shared_cpu_list")

@@ -76,8 +76,19 @@ def _defined(cell: str) -> set[str]:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             found |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
         else:
-            found |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            found |= _bound(node)
     return found
+
+
+def _bound(node: ast.AST) -> set[str]:
+    """The names that a statement binds; those of a comprehension, a lambda or a nested function are their own."""
+    if isinstance(node, ast.Name):
+        return {node.id} if isinstance(node.ctx, ast.Store) else set()
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {node.name}
+    if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)):
+        return set()
+    return set().union(*map(_bound, ast.iter_child_nodes(node)))
 
 
 _started = None

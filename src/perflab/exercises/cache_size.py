@@ -495,7 +495,7 @@ def _judge_here(session, host, parts, evidence) -> bytes:
     before.rounds(3, order)
     mine.rounds(ROUNDS, order)
     after.rounds(3, order)
-    system = {cache["level"]: cache["size_bytes"] for cache in machine.caches() if cache["size_bytes"]}
+    system = {cache["level"]: cache["size_bytes"] for cache in machine.caches(session.cpu) if cache["size_bytes"]}
     l2 = system.get(2, MIB)
     off = compared(before, mine, after, l2)
     for _ in range(MORE_ROUNDS if any(ok is not True for ok in off.values()) else 0):

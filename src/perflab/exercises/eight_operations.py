@@ -87,9 +87,10 @@ def devices(rng) -> list[Device]:
     made = []
     for workers in (1, 2, 4, 8):
         n = 8 if workers == 8 else int(rng.integers(6, 10))
-        # one long operation among short ones: n times one of them says nothing about the sum
-        lengths = [float(rng.uniform(0.005, 0.009)) for _ in range(n)]
-        lengths[int(rng.integers(0, n))] = float(rng.uniform(0.014, 0.018))
+        # two long operations among short ones: n times one of them, or n times the median, says nothing about the sum
+        lengths = [float(rng.uniform(0.004, 0.006)) for _ in range(n)]
+        for i in rng.permutation(n)[:2]:
+            lengths[i] = float(rng.uniform(0.018, 0.022))
         made.append(Device(workers, lengths, float(rng.uniform(0.15, 0.25))))
     return [made[i] for i in rng.permutation(len(made))]
 

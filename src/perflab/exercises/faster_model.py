@@ -117,7 +117,9 @@ def facts(model):
             {n: m.training for n, m in modules.items()},
             {n: sum(len(getattr(m, h)) for h in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")) for n, m in modules.items()},
             {n: "forward" in vars(m) for n, m in modules.items()},
-            {n: p.requires_grad for n, p in model.named_parameters()})
+            {n: p.requires_grad for n, p in model.named_parameters()},
+            {n: (id(m), type(m), m._compiled_call_impl is None) for n, m in modules.items()},
+            {k: v.stride() for k, v in model.state_dict().items()})
 
 def optimise(cls, state, *example):
     with torch.inference_mode(False):
@@ -128,7 +130,7 @@ def optimise(cls, state, *example):
         before = facts(model)
         fast[cls] = answer["optimise"](model, example[0] if len(example) == 1 else example)
         after = facts(model)
-    changed = [what for what, b, a in zip(("class", "parameters", "training flag", "hooks", "forward", "requires_grad"), before, after)
+    changed = [what for what, b, a in zip(("class", "parameters", "training flag", "hooks", "forward", "requires_grad", "layers", "memory format"), before, after)
                if (b != a if what != "parameters" else b.keys() != a.keys() or not all(torch.equal(b[k], a[k]) for k in b))]
     return callable(fast[cls]), type(fast[cls]).__name__, changed
 

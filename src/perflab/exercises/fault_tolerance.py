@@ -50,10 +50,9 @@ def start(name, peers, patience_s):
 
 def run_server(role, params, lr):
     try:
-        value = answer["server"](node, role, params, lr)
+        return answer["server"](node, role, params, lr)
     finally:
         node.close()
-    return params if value is None else value
 
 def run_worker(gradient, steps, servers):
     try:
