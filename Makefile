@@ -42,9 +42,13 @@ course: setup    ## everything: the book in both languages, the assignments, the
 	$(PYTHON) -m grader demo
 
 .PHONY: test
-test: setup      ## every test
+test: setup      ## every test: the book's pages first, then what can run two at a time, then what is measured
 	@tools/system-packages test
-	$(PYTHON) -m pytest $(PYTEST_OPTIONS)
+	$(PYTHON) book/build.py
+	@status=0; \
+	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not measured" $(PYTEST_OPTIONS) || status=1; \
+	$(PYTHON) -m pytest -m measured $(PYTEST_OPTIONS) || status=1; \
+	exit $$status
 
 .PHONY: bench lint
 bench: setup     ## what the course's own machinery costs, measured

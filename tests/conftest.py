@@ -4,6 +4,18 @@ import shutil
 import nbgrader_course
 import pytest
 
+# Tests whose outcome can depend on what else the machine does. `make test` runs all others two at a time, then these.
+UNMEASURED = {
+    "test_book", "test_book_builder", "test_compilers", "test_costmodel", "test_grade", "test_machine", "test_native", "test_nbgrader",
+    "test_plot", "test_rebuild", "test_recorded", "test_sandbox", "test_widgets", "test_wire",
+}  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.stem not in UNMEASURED:
+            item.add_marker(pytest.mark.measured)
+
 
 @pytest.fixture(scope="session")
 def released_course(tmp_path_factory):
