@@ -134,6 +134,35 @@ def test_last_level_is_where_the_curve_crosses():
     assert cache_size.last_level(curve, MIB) is None, "a ramp right after the L2 is no level"
 
 
+class Judged:
+    """Stands for Parts: keeps what was added."""
+
+    def __init__(self):
+        self.ok = None
+
+    def add(self, name, points, ok, en, zh):
+        self.ok = ok
+
+
+@pytest.mark.parametrize(
+    ("found", "ok"),
+    [
+        ([32 * KIB, 2 * MIB, 32 * MIB], True),  # the label's
+        ([32 * KIB, 800 * KIB, 32 * MIB], True),  # less, and the curve rises there
+        ([32 * KIB, 300 * KIB, 32 * MIB], False),  # far less, and flat there
+        ([32 * KIB, 8 * MIB, 32 * MIB], False),  # more
+    ],
+)
+def test_pages_that_collide_leave_less_of_a_cache_but_never_more(found, ok):
+    sizes = [round(8 * KIB * 2 ** (i / 2)) for i in range(28)]
+    curve = cache_size.Curve(sizes, None)
+    for size in sizes:
+        curve.ns[size] = 1.0 if size <= 32 * KIB else 4.0 if size <= 700 * KIB else 20.0
+    parts = Judged()
+    cache_size._judge_estimate_here(found, {1: 32 * KIB, 2: 2 * MIB}, curve, curve, False, parts, {})
+    assert parts.ok is ok
+
+
 def curves(values_before, values_mine, values_after):
     sizes = [8 * KIB * 4**i for i in range(len(values_mine))]
     made = []

@@ -41,7 +41,7 @@ LINE_BYTES, LINE = 64, 8  # a line's bytes, and its elements
 ROUNDS, MORE_ROUNDS = 6, 6
 DEVICE_TRIES = 6
 CURVE_WITHIN = 1.5
-CACHE_WITHIN, LAST_WITHIN = 1.5, 2.0
+CACHE_WITHIN, LAST_WITHIN, SMALLER_BY = 1.5, 2.0, 3.0
 FAR_BYTES = 64 * MIB
 VISIBLE = 1.8  # levels closer than this in latency are not told apart
 PUBLIC_CURVES = Path(__file__).with_name("data") / "latency-curves.json"
@@ -81,29 +81,35 @@ def latency_on_device(device, n_bytes):
     return answer["latency"](chase, n_bytes)
 '''
 
-# In the probe: rings of the judge's own, in byte offsets, and its own C alone, so that its clock may be inside.
+# In the probe: rings of the judge's own, in byte offsets, and its own C alone, so that its clock may be inside. Which
+# pages of memory a ring gets decides how much of it an L2 can hold, so a ring of about that size is made afresh each time.
 PROBE = '''
 import ctypes, time
 import numpy as np
 from perflab import native
 
 def probe(shared):
-    global library, rings
-    library, rings = native.load(shared.tobytes()), {}
+    global library, orders, rings
+    library, orders, rings = native.load(shared.tobytes()), {}, {}
     library.probe_chase.restype = ctypes.c_size_t
     library.probe_chase.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
 
 def prepare(sizes, seed):
     rng = np.random.default_rng(seed)
     for size in sizes:
-        ring = np.zeros(size // 8, np.uintp)
-        order = np.concatenate(([0], 1 + rng.permutation(size // 64 - 1))).astype(np.uintp)
-        ring[order * 8] = np.roll(order, -1) * 64
-        rings[size] = ring
+        orders[size] = np.concatenate(([0], 1 + rng.permutation(size // 64 - 1))).astype(np.uintp)
+        rings[size] = made(size)
+
+def made(size):
+    ring, order = np.zeros(size // 8, np.uintp), orders[size]
+    ring[order * 8] = np.roll(order, -1) * 64
+    return ring
 
 def measure(sizes):
     found = []
     for size in sizes:
+        if 128 << 10 <= size <= 16 << 20:
+            rings[size] = made(size)
         at = rings[size].ctypes.data
         lines = size // 64
         steps = 200_000 if size <= 1 << 20 else 40_000
@@ -538,8 +544,8 @@ def compared(before, mine, after, l2: int) -> dict[int, bool | None]:
 
 
 def shared(size: int, l2: int) -> bool:
-    """Sizes that leave the core's own caches but not yet all caches."""
-    return 0.7 * l2 < size < FAR_BYTES
+    """Sizes that the core's own caches hold only where a ring gets the right pages, or no more, and that are not yet beyond all caches."""
+    return 0.3 * l2 < size < FAR_BYTES
 
 
 def repeats(off: dict[int, bool | None], l2: int) -> bool:
@@ -614,8 +620,10 @@ def _judge_estimate_here(found, system, before, after, quiet: bool, parts, evide
     said = ", ".join(readable_bytes(size) for size in found[:8])
     for level in (1, 2):
         size, label = found[level - 1], system.get(level)
-        rises = before.at(size * 1.6) >= 1.6 * before.at(size / 1.6)
-        if label and not label / CACHE_WITHIN <= size <= label * CACHE_WITHIN or not label and not rises:
+        rises = any(curve.at(size * 1.6) >= 1.6 * curve.at(size / 1.6) for curve in (before, after))
+        # Pages that collide, and a neighbour on the same core, leave less of a cache than the system says, never more.
+        smaller = label and label / SMALLER_BY <= size <= label and rises
+        if label and not label / CACHE_WITHIN <= size <= label * CACHE_WITHIN and not smaller or not label and not rises:
             expected = readable_bytes(label) if label else "where the curve rises"
             parts.add("estimate", 1, False,
                       f"On your own curve of this machine `estimate` gives {said}; L{level} is {expected} (a factor of {CACHE_WITHIN:g} is allowed).",
