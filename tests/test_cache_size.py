@@ -197,6 +197,14 @@ def test_compared():
     assert list(shifted.values()) == [True] * 4, "a steep edge may lie one size apart"
 
 
+def test_what_is_plainly_wrong_is_not_measured_for_ever():
+    ones = [1.0] * 7
+    for mine, plain in (([2.4] * 7, True), ([2.0] * 7, False), ([9.0] * 5 + [1.0] * 2, False), (ones, False)):
+        before, answer, after = curves(ones, mine, ones)
+        off = cache_size.compared(before, answer, after, 1 << 40)
+        assert cache_size.plainly_wrong(off, before, answer, 1 << 40) is plain
+
+
 def test_sizes_are_drawn_anew_and_cover_the_range():
     first, second = (cache_size.sizes_here(np.random.default_rng(s)) for s in (1, 2))
     assert first != second
