@@ -70,5 +70,12 @@ class TestAgreement:
         assert [agreement.ok(k) for k in ("in", "below", "out")] == [True, True, False]
 
 
+def test_one_figure_a_little_off_is_left_open():
+    assert stride.lone([(64, 2.66, 4.59)])
+    assert not stride.lone([])
+    assert not stride.lone([(64, 2.0, 4.6)])
+    assert not stride.lone([(64, 2.66, 4.59), (128, 2.66, 4.59)])
+
+
 def test_exercise_is_listed():
     assert "stride" in judge.slugs()

@@ -364,11 +364,16 @@ def _judge_here(session, host, subject, parts, evidence, written) -> bytes:
             agreement.note(stride, figures[stride], before[stride], after[stride], WITHIN)
         truth = {stride: math.sqrt(before[stride] * after[stride]) for stride in STRIDES_BYTES}
         before = after
-        if agreement.settled(STRIDES_BYTES):
+        wrong = agreement.wrong(STRIDES_BYTES)
+        if agreement.settled(STRIDES_BYTES) and not lone(wrong):
             break
     evidence["here"] = {"answer": figures, "judge": truth}
-    wrong = agreement.wrong(STRIDES_BYTES)
-    if wrong:
+    if lone(wrong):
+        stride, value, true = wrong[0]
+        parts.add("agrees", 3, None, f"Nine of your ten figures agree with the judge's; at stride {stride} B yours is {value:.3g} ns and the judge's {true:.3g}, which"
+                  " may be a neighbour's doing.",
+                  f"你的十个数值中有九个与评测程序一致；步幅 {stride} B 处你的是 {value:.3g} ns，评测程序的是 {true:.3g} ns，这可能是邻居造成的。")  # fmt: skip
+    elif wrong:
         stride, value, true = max(wrong, key=lambda w: abs(math.log(w[1] / w[2])))
         hint_en, hint_zh = "", ""
         if value < true and not written:
@@ -391,6 +396,11 @@ def _judge_here(session, host, subject, parts, evidence, written) -> bytes:
                   "你的十个数值与评测程序在本机对同一份 C 代码的计时一致。")  # fmt: skip
     _judge_slower(session, clock, figures, truth, parts, evidence)
     return _figure(figures, truth)
+
+
+def lone(wrong: list) -> bool:
+    """One figure off by less than the factor squared: how much of 64 MiB the last level holds, neighbours decide anew each second."""
+    return len(wrong) == 1 and abs(math.log(wrong[0][1] / wrong[0][2])) < 2 * math.log(WITHIN)
 
 
 def _judge_slower(session, clock, figures, truth, parts, evidence) -> None:
