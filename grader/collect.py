@@ -127,14 +127,19 @@ def student_of(path: str, assignment: str, pattern: str | None = None, reading: 
         if "_assignsubmission_" in folder:
             return _safe(re.sub(r"_assignsubmission_\w*$", "", folder))
     no_name = (assignment.casefold(), "submitted", "submissions")
-    folders = [f for f in folders if f.casefold() not in no_name and not f.lower().endswith(".zip")]
+    zips = [f[: -len(".zip")] for f in folders if f.lower().endswith(".zip")]
+    if reading == "inner zip" and zips:
+        return _safe(_student_in_name(zips[-1], assignment) or zips[-1])
+    folders = [
+        _student_in_name(f, assignment) or f for f in folders if f.casefold() not in no_name and not f.lower().endswith(".zip")
+    ]
     by_name = _student_in_name(name, assignment)
     if folders and not (reading == "file name" and by_name):
         return _safe(folders[0] if reading == "outermost folder" else folders[-1])
     return _safe(by_name) if by_name else None
 
 
-READINGS = ("nearest folder", "outermost folder", "file name")
+READINGS = ("nearest folder", "outermost folder", "inner zip", "file name")
 
 
 def _student_in_name(name: str, assignment: str) -> str | None:
@@ -150,14 +155,14 @@ def _student_in_name(name: str, assignment: str) -> str | None:
 
 
 def _best_reading(paths: list[str], assignment: str) -> str:
-    """The reading that tells most students apart; by names only where every notebook has one."""
+    """The reading that tells most students apart; by names only where folders tell none and every notebook has one."""
 
     def students(reading: str) -> int:
-        if reading == "file name" and not all(_student_in_name(p.split("/")[-1], assignment) for p in paths):
-            return 0
         return len({student_of(path, assignment, reading=reading) for path in paths} - {None})
 
-    return max(READINGS, key=students)  # the first of equal ones
+    best = max(READINGS[:-1], key=students)  # the first of equal ones
+    named = all(_student_in_name(path.split("/")[-1], assignment) for path in paths)
+    return "file name" if named and students(best) <= 1 else best
 
 
 def _safe(student: str) -> str | None:
@@ -212,9 +217,13 @@ def collect(
             if found is not chosen:
                 why = "a later version was taken" if found in notebooks else "not a notebook"
                 if found in notebooks and PurePosixPath(found.path).parent != PurePosixPath(chosen.path).parent:
-                    why = f"{shown(chosen.path)} was taken, which is later; if that is somebody else, use --pattern"
+                    why = f"{shown(chosen.path)} was taken; if that is somebody else's, use --pattern"
                 rows.append(Row(found.path, student, f"left out: {why}"))
-        rows.append(Row(chosen.path, student, _put(chosen, student, assignment, course, update)))
+        try:
+            result = _put(chosen, student, assignment, course, update)
+        except OSError as error:
+            result = f"refused: it could not be written ({error.strerror})"
+        rows.append(Row(chosen.path, student, result))
     return rows
 
 
@@ -230,7 +239,8 @@ def _is_notebook(path: str) -> bool:
 
 def _put(found: Found, student: str, assignment: str, course: Path, update: bool) -> str:
     # Anything else keeps its name, so that the student is told about a file that they know.
-    name = f"{assignment}.ipynb" if _is_notebook(found.path) else found.path.split("/")[-1]
+    looks_like_one = _is_notebook(found.path) or found.content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
+    name = f"{assignment}.ipynb" if looks_like_one else found.path.split("/")[-1][-60:]
     target = course / "submitted" / student / assignment / name
     if target.parent.is_dir() and any(not path.name.startswith(".") for path in target.parent.iterdir()):
         if target.is_file() and target.read_bytes() == found.content:

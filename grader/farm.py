@@ -190,9 +190,9 @@ def grade(
         )
         with bar:
             for task, record, found in compute(open_tasks, scheduler, workers, unsafe, kind):
-                if kind != found or classes.get(assignment) is None:
-                    kind = found
-                    classes.put(assignment, kind)
+                kind = found
+                if task.kind == "judge" and not isinstance(record, str):
+                    classes.keep(assignment, kind)
                 if isinstance(record, str):
                     trouble |= dict.fromkeys(needed[task], record)
                 else:

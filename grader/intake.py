@@ -8,6 +8,7 @@ anything that a student can put there. Sentences are pairs (English, Chinese): s
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -230,7 +231,8 @@ def _files(folder: Path, notes: list[Sentence]) -> list[Path]:
     found, folders, looked_at = [], [folder], 0
     for place in folders:  # grows on the way
         try:
-            entries = sorted(os.scandir(place), key=lambda entry: entry.name)
+            with os.scandir(place) as listing:
+                entries = sorted(itertools.islice(listing, MAX_ENTRIES + 1), key=lambda entry: entry.name)
         except OSError as error:
             if place == folder:
                 raise

@@ -27,7 +27,7 @@ from traitlets import Bool, Integer, default
 from grader import judging
 from grader.course_files import split_grade_id
 from grader.rebuild import answer_cells, grade_id_of, missing_answers
-from grader.store import Store, hardware_class, key_of
+from grader.store import HardwareClasses, Store, hardware_class, key_of
 
 SHOWN_MIMES = ("text/plain", "image/png", "image/jpeg")
 
@@ -256,9 +256,9 @@ class MeasureOnHardware(NbGraderPreprocessor):
         records = {}
         for task in tasks_of(nb):
             key = task.key(hardware, self.unsafe)
-            record = store.get(key)
-            if record is None or (self.retry_inconclusive and record.get("status") == "inconclusive"):
-                if task.kind == "judge" and hardware != hardware_class():
+            record, elsewhere = store.get(key), task.kind == "judge" and hardware != hardware_class()
+            if record is None or (self.retry_inconclusive and record.get("status") == "inconclusive" and not elsewhere):
+                if elsewhere:
                     raise NbGraderException(
                         f"this assignment is judged on {hardware!r}, and this machine is {hardware_class()!r}. Grade there, or "
                         "with: python -m grader grade ASSIGNMENT --scheduler ADDRESS; or delete verdicts/hardware.json to "
@@ -266,6 +266,8 @@ class MeasureOnHardware(NbGraderPreprocessor):
                     )
                 record = perform(task, self.unsafe, self.run_timeout_s)
                 store.put(key, record)
+                if task.kind == "judge":
+                    HardwareClasses(store.folder.parent).keep(resources["nbgrader"]["assignment"], hardware)
             records[task] = record
         mark = stamp(nb, store, hardware, self.unsafe)
         fill(nb, records)

@@ -81,8 +81,11 @@ class HardwareClasses:
         """The kind of machine, or None where nothing was judged yet. Raises ValueError where the file is damaged."""
         return self._known().get(assignment)
 
-    def put(self, assignment: str, kind: str) -> None:
+    def keep(self, assignment: str, kind: str) -> None:
+        """Writes the kind down where none is yet."""
         known = self._known()
+        if assignment in known:
+            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_suffix(f".{os.getpid()}.part")
         part.write_text(json.dumps(known | {assignment: kind}, indent=1))

@@ -1,5 +1,6 @@
 """12.2 async-on-cpu: the right answers pass, the wrong ones and the cheats fail and are told why."""
 
+import numpy as np
 import pytest
 from verdicts import answers, judged_as_promised
 
@@ -38,6 +39,29 @@ def test_the_judges_own_rule():
     assert async_on_cpu.classify(0.001, 0.02) is True
     assert async_on_cpu.classify(0.019, 0.02) is False
     assert async_on_cpu.classify(0.010, 0.02) is None
+
+
+@pytest.mark.parametrize("pairs", range(4, 20))
+def test_a_minimum_or_a_maximum_is_no_median_of_unequal_work(pairs):
+    from statistics import median
+
+    for seed in range(30):
+        [device] = [d for d in async_on_cpu.devices(np.random.default_rng(seed)) if len(d.scales) > 1]
+        times = [device.total_s * device.scales[i % 3] for i in range(pairs)]
+        device.pairs = [(0.96 * t, t) for t in times]
+        kept = times[1:]
+
+        def accepted(value, device=device):
+            true = device.truth((0.96 * value, value))[1]
+            return abs(value - true) <= 0.15 * true + 1e-3
+
+        assert accepted(median(kept))
+        assert not accepted(min(kept)) and not accepted(max(kept))
+        if pairs >= 7:
+            assert not accepted(sum(kept) / len(kept))
+            assert accepted(sorted(kept)[len(kept) // 2])
+        if pairs >= 5 and pairs % 2:
+            assert accepted(median(times[2:]))
 
 
 def test_every_device_is_clearly_one_or_the_other():

@@ -304,6 +304,8 @@ def zipped(path, **members):
         (["ann/week3/12-2.ipynb", "bob/week3/12-2.ipynb"], {"ann", "bob"}),
         (["a/ann/12-2.ipynb", "a/bob/12-2.ipynb", "b/cid/12-2.ipynb"], {"ann", "bob", "cid"}),
         (["zoe/draft_12-2.ipynb", "zoe/final_12-2.ipynb", "bob/12-2.ipynb"], {"zoe", "bob"}),
+        (["ann/ann_12-2.ipynb", "ann/ann-final_12-2.ipynb", "bob/bob_12-2.ipynb"], {"ann", "bob"}),
+        (["ann/v1_12-2.ipynb", "ann/v2_12-2.ipynb", "bob/v1_12-2.ipynb", "bob/v3_12-2.ipynb"], {"ann", "bob"}),
         (["zoe/12-2.ipynb", "readme.txt"], {"zoe"}),
         (["张　三/12-2.ipynb", "李四/12-2.ipynb"], {"张 三", "李四"}),
     ],
@@ -341,6 +343,21 @@ def test_zip_files_as_platforms_and_students_make_them(course, tmp_path):
     submitted = course.folder / "submitted"
     assert (submitted / "cid" / "12-2" / "12-2.ipynb").read_text() == text
     assert [path.name for path in (submitted / "eve" / "12-2").iterdir()] == ["answer.pdf"]  # as the student knows it
+
+
+def test_a_zip_of_the_students_zips(course, tmp_path):
+    text = json.dumps(course.solution())
+    returned = tmp_path / "returned"
+    returned.mkdir()
+    inner = [zipped(tmp_path / f"{name}.zip", **{"12-2.ipynb": text}) for name in ("ann", "bob")]
+    long = "x" * 300 + ".pdf"
+    zipped(returned / "class.zip", **{"ann_12-2.zip": inner[0], "bob_12-2.zip": inner[1]})
+    rows = collect(returned, "12-2", course.folder)
+    assert {row.student for row in rows if row.result == "collected"} == {"ann", "bob"}
+    zipped(returned / "class.zip", **{f"eve/{long}": b"%PDF", "fay/12-2.txt": text, "gil/12-2.ipynb": text})
+    rows = collect(returned, "12-2", course.folder)
+    assert {row.student for row in rows if row.result == "collected"} == {"eve", "fay", "gil"}
+    assert (course.folder / "submitted" / "fay" / "12-2" / "12-2.ipynb").is_file()  # a notebook under another name
 
 
 def test_a_later_version_does_not_inherit_the_time_stamp(course, tmp_path):

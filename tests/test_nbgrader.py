@@ -202,7 +202,7 @@ def test_a_time_stamp_that_changes_or_goes_changes_the_lateness(course, fake_jud
     assert course.grades()["alice"]["late"] == 0
 
 
-@pytest.mark.parametrize("left", ["nothing", "half a notebook", "a notebook from elsewhere"])
+@pytest.mark.parametrize("left", ["nothing", "half a notebook", "a notebook from elsewhere", "[]"])
 def test_what_a_killed_grader_left_is_graded_again(course, fake_judge, left):
     path = course.submit("alice")
     (path.parent / "timestamp.txt").write_text("2026-06-01 12:00:00 UTC")
@@ -212,7 +212,8 @@ def test_what_a_killed_grader_left_is_graded_again(course, fake_judge, left):
     if left == "nothing":
         graded.unlink()
     else:
-        graded.write_text(before[: len(before) // 2] if left == "half a notebook" else json.dumps(course.solution()))
+        texts = {"half a notebook": before[: len(before) // 2], "a notebook from elsewhere": json.dumps(course.solution())}
+        graded.write_text(texts.get(left, left))
     autograde(course)
     assert graded.read_text() == before
 

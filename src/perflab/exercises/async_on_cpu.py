@@ -75,13 +75,18 @@ class Device:
     def truth(self, near: tuple[float, float]) -> tuple[float, float]:
         """Medians of the pairs after the first, as this side saw them: (launch_s, total_s).
 
-        Few measurements of unequal work have more than one: with one or two left out, the lower or the upper of two
-        middle ones. Of these the nearest to `near` is taken, what an answer says.
+        Unequal work may have more than one: with two left out instead of one, or the lower or the upper of two middle ones.
+        Of these the nearest to `near` is taken, what an answer says. Where they could be a minimum or a maximum, with few
+        pairs, they are left out.
         """
-        found = []
+        found, n = [], len(self.pairs)
         for which in (0, 1):
-            kept = [sorted(p[which] for p in self.pairs[skip:]) for skip in (1, 2) if len(self.pairs) > skip]
-            medians = {f(times) for times in kept for f in (median, median_low, median_high)}
+            times = [p[which] for p in self.pairs]
+            medians = {median(times[1:])}
+            if n >= 5 and n % 2:
+                medians.add(median(times[2:]))
+            if n >= 7:
+                medians |= {median_low(times[1:]), median_high(times[1:])}
             found.append(min(medians, key=lambda m, which=which: abs(m - near[which])))
         return found[0], found[1]
 

@@ -370,9 +370,9 @@ def _judge_here(session, host, subject, parts, evidence, written) -> bytes:
     evidence["here"] = {"answer": figures, "judge": truth}
     if lone(wrong):
         stride, value, true = wrong[0]
-        parts.add("agrees", 3, None, f"Nine of your ten figures agree with the judge's; at stride {stride} B yours is {value:.3g} ns and the judge's {true:.3g}, which"
+        parts.add("agrees", 3, None, f"One of your ten figures is a little off: at stride {stride} B yours is {value:.3g} ns and the judge's {true:.3g}, which"
                   " may be a neighbour's doing.",
-                  f"你的十个数值中有九个与评测程序一致；步幅 {stride} B 处你的是 {value:.3g} ns，评测程序的是 {true:.3g} ns，这可能是邻居造成的。")  # fmt: skip
+                  f"你的十个数值中有一个略有偏差：步幅 {stride} B 处你的是 {value:.3g} ns，评测程序的是 {true:.3g} ns，这可能是邻居造成的。")  # fmt: skip
     elif wrong:
         stride, value, true = max(wrong, key=lambda w: abs(math.log(w[1] / w[2])))
         hint_en, hint_zh = "", ""
