@@ -631,10 +631,12 @@ def _judge_estimate_here(found, system, before, after, quiet: bool, parts, evide
         smaller = level == 2 and label and label / SMALLER_BY <= size <= label and rises
         if label and not label / CACHE_WITHIN <= size <= label * CACHE_WITHIN and not smaller or not label and not rises:
             expected = readable_bytes(label) if label else "where the curve rises"
+            flat_en, flat_zh = "", ""
+            if level == 2 and label and size < label:
+                flat_en, flat_zh = ", and the judge's own curve does not end it where you say", "，评测程序自己的曲线也没有在你所说的地方上升"
             parts.add("estimate", 1, False,
-                      f"On your own curve of this machine `estimate` gives {said}; L{level} is {expected} (a factor of {CACHE_WITHIN:g} is allowed), and"
-                      " the judge's own curve does not rise where you say.",
-                      f"对你测得的本机曲线，`estimate` 给出 {said}；L{level} 是 {expected}（允许相差 {CACHE_WITHIN:g} 倍），而且评测程序自己的曲线在你所说的地方也没有上升。")  # fmt: skip
+                      f"On your own curve of this machine `estimate` gives {said}; L{level} is {expected} (a factor of {CACHE_WITHIN:g} is allowed){flat_en}.",
+                      f"对你测得的本机曲线，`estimate` 给出 {said}；L{level} 是 {expected}（允许相差 {CACHE_WITHIN:g} 倍）{flat_zh}。")  # fmt: skip
             return
     l2 = system.get(2, found[1])
     ends = [last_level(curve, l2) for curve in (before, after)]
