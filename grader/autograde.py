@@ -153,11 +153,9 @@ class CourseAutograde(Autograde):
 
     def init_destination(self, assignment_id: str, student_id: str) -> bool:
         """Whether to grade: nbgrader compares time stamps, which can be missing, old or forged; the content can't."""
-        if student_id in self.excluded:
+        if student_id in {*self.excluded, *self.coursedir.student_id_exclude.split(",")}:
             return False
         if not super().init_destination(assignment_id, student_id):
-            if self.coursedir.student_id_exclude and student_id in self.coursedir.student_id_exclude.split(","):
-                return False
             destination = Path(self._format_dest(assignment_id, student_id))
             if student_id in self._in_gradebook and self._is_graded(assignment_id, destination):
                 return False

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import io
 import lzma
-import os
 import re
 import stat
 import sys
@@ -24,6 +23,7 @@ from pathlib import Path, PurePosixPath
 
 from grader.course_files import COURSE
 from grader.intake import MAX_FILE_BYTES, Unreadable, read_limited, shown
+from grader.store import write_whole
 
 MAX_ARCHIVE_BYTES = 2_000_000_000  # unpacked, all members together
 IGNORED = re.compile(r"(^|/)(\.(?!\.?/)|__MACOSX/)")  # hidden files, and the Mac's shadows of files
@@ -250,10 +250,7 @@ def _put(found: Found, student: str, assignment: str, course: Path, update: bool
         for old in target.parent.iterdir():  # its time of handing in among them: it is not this file's
             if old.is_file() or old.is_symlink():
                 old.unlink()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.parent / ".part"  # hidden, so never graded
-    part.write_bytes(found.content)
-    os.replace(part, target)
+    write_whole(target, found.content)
     return "collected"
 
 

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import os
+import threading
 from pathlib import Path
 
 from grader import judging
@@ -36,6 +37,15 @@ def key_of(kind: str, slug: str, cells: list[str], hardware: str, unsafe: bool) 
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file so that it is there whole or not at all, whatever happens meanwhile; its folder is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Hidden: in a student's folder it is never taken for a submission.
+    part = path.with_name(f".{os.getpid()}-{threading.get_ident()}.part")
+    part.write_bytes(content)
+    os.replace(part, path)
+
+
 class Store:
     """Records under `folder`, one file each."""
 
@@ -54,11 +64,7 @@ class Store:
         return record if isinstance(record, dict) else None
 
     def put(self, key: str, record: dict) -> None:
-        path = self.path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps(record), encoding="utf-8")
-        os.replace(part, path)
+        write_whole(self.path(key), json.dumps(record).encode())
 
 
 class HardwareClasses:
@@ -86,7 +92,4 @@ class HardwareClasses:
         known = self._known()
         if assignment in known:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        part = self.path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps(known | {assignment: kind}, indent=1))
-        os.replace(part, self.path)
+        write_whole(self.path, json.dumps(known | {assignment: kind}, indent=1).encode())

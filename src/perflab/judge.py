@@ -176,9 +176,9 @@ class Parts:
 class Session:
     """What a judge has in hand for one judgement.
 
-    rng: numpy Generator from the seed (secret when grading); cpu: the core that hosts are pinned to, cpus: all
-    cores of its kind, None where pinning is impossible; public: True under ``perflab.check``; hidden: the folder of this exercise's secret cases,
-    or None; cells: the answer's cells.
+    rng: numpy Generator from the seed (secret when grading); cpu: the core that hosts are pinned to, cpus: all usable
+    cores of its kind, both None where pinning is impossible; public: True under ``perflab.check``; hidden: the folder of
+    this exercise's secret cases, or None; cells: the answer's cells.
     """
 
     def __init__(self, slug: str, cells: list[str], launcher: Launcher, *, seed: int, hidden: Path | None = None, public: bool = False):
@@ -188,7 +188,8 @@ class Session:
         self.seed = seed
         self.rng = np.random.default_rng(seed)
         self.public, self.hidden = public, hidden
-        self.cpus, self.cpu = like_cpus(), quietest_cpu()
+        self.cpus = like_cpus()
+        self.cpu = quietest_cpu(self.cpus)
         self._hosts: list[Host] = []
         self._answers: list[Host] = []
 
@@ -302,17 +303,14 @@ def like_cpus() -> set[int] | None:
     return machine.like_cores(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
-def quietest_cpu() -> int | None:
-    """Of :func:`like_cpus` the one that was idle longest during the last 50 ms; None where cores can't be chosen."""
-    usable = sorted(like_cpus() or ())
-    if not usable:
-        return None
-    if len(usable) == 1:
-        return usable[0]
+def quietest_cpu(cpus: set[int] | None) -> int | None:
+    """Of `cpus` the one that was idle longest during the last 50 ms; None where cores can't be chosen."""
+    if not cpus or len(cpus) == 1:
+        return min(cpus or (), default=None)
     before = _idle_ticks()
     time.sleep(0.05)
     after = _idle_ticks()
-    return max(usable, key=lambda cpu: (after.get(cpu, 0) - before.get(cpu, 0), cpu))
+    return max(cpus, key=lambda cpu: (after.get(cpu, 0) - before.get(cpu, 0), cpu))
 
 
 def _idle_ticks() -> dict[int, int]:
