@@ -89,25 +89,42 @@ def expectation(path: Path) -> str:
     return "pass" if path.name.startswith("right") else "fail"
 
 
+def untimed(text: str) -> bool:
+    """Whether an answer's first line says that it fails on correctness alone."""
+    return UNTIMED_MARK in text.split("\n", 1)[0]
+
+
+def expected_words(text: str) -> str | None:
+    """The words that the message on an answer must contain, from its first line ("Expect: …"); None where it names none."""
+    first = text.split("\n", 1)[0]
+    return first.partition("Expect: ")[2].strip() or None
+
+
 def trial(slug: str, answers: list[Path], repeat: int, kind: str, *, unsafe: bool = False, report=None) -> list[dict]:
-    """Judges each answer `repeat` times under one noise. A row an answer: name, counts of statuses, median seconds."""
+    """Judges each answer `repeat` times under one noise. A row an answer: name, counts of statuses, median seconds.
+
+    ``unsaid`` holds the messages of decided verdicts that do not contain the words the answer's first line expects.
+    """
     from grader.judging import judge_answer
 
     rows = []
     with noise(kind):
         for path in answers:
             text = path.read_text(encoding="utf-8")
-            times = min(repeat, UNTIMED_REPEATS) if UNTIMED_MARK in text.split("\n", 1)[0] else repeat
-            counts, seconds, points = Counter(), [], []
+            times = min(repeat, UNTIMED_REPEATS) if untimed(text) else repeat
+            words = expected_words(text)
+            counts, seconds, points, unsaid = Counter(), [], [], []
             for _ in range(times):
                 verdict = judge_answer(slug, [text], unsafe=unsafe)
                 counts[verdict.status] += 1
                 points.append(verdict.points)
                 seconds.append(verdict.evidence["seconds"])
+                if words and verdict.status != "inconclusive" and words not in verdict.message:
+                    unsaid.append(verdict.message)
             rows.append({
                 "answer": path.stem, "noise": kind, "expected": expectation(path), "n": times,
                 **{s: counts[s] for s in ("pass", "fail", "inconclusive")},
-                "points": (min(points), max(points)), "seconds": median(seconds),
+                "points": (min(points), max(points)), "seconds": median(seconds), "unsaid": unsaid,
             })  # fmt: skip
             if report:
                 report(rows[-1])
@@ -136,13 +153,15 @@ def main_trial(arguments: list[str]) -> int:
     answers = sorted(folder.glob(f"{options.only}.py"))
     if not answers:
         parser.error(f"no answer {options.only}.py in {folder}")
-    print(f"{'answer':44} {'noise':7} {'n':>3} {'pass':>5} {'fail':>5} {'undecided':>9} {'points':>9} {'seconds':>8}")
+    print(f"{'answer':44} {'noise':7} {'n':>3} {'pass':>5} {'fail':>5} {'undecided':>9} {'points':>9} {'seconds':>8} {'unsaid':>6}")
 
     def report(row):
         low, high = row["points"]
         wrong = "  <-- wrong side" if flipped(row) else ""
         print(f"{row['answer']:44} {row['noise']:7} {row['n']:3} {row['pass']:5} {row['fail']:5} {row['inconclusive']:9}"
-              f" {low:4g}–{high:<4g} {row['seconds']:8.2f}{wrong}", flush=True)  # fmt: skip
+              f" {low:4g}–{high:<4g} {row['seconds']:8.2f} {len(row['unsaid']):6}{wrong}", flush=True)  # fmt: skip
+        for message in row["unsaid"][:1]:
+            print("    said instead: " + message.split("\n\n")[0].replace("\n", "\n    "), flush=True)
 
     rows = []
     for kind in NOISES if options.noise == "all" else [options.noise]:

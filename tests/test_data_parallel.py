@@ -84,3 +84,42 @@ def test_weights_make_a_mean_of_means_wrong():
         _, _, weight = data_parallel._batch(np.random.default_rng(seed), 8)
         halves = weight.array[:4].sum(), weight.array[4:].sum()
         assert abs(halves[0] / halves[1] - 1) > 1e-3
+
+
+def trained(namespace, kind, dtype, values, batches, lr, world):
+    """The parameters after some steps in `dtype`, the gradient summed up shard by shard."""
+    model = namespace["build"](kind, values, dtype)
+    for x, y, weight in batches:
+        sums = [torch.zeros_like(p) for p in model.parameters()]
+        for rank in range(world):
+            own = slice(rank, None, world)
+            if len(x[own]):
+                model.zero_grad()
+                losses = cross_entropy(model(x[own].to(dtype)), y[own], reduction="none")
+                ((losses * weight[own].to(dtype)).sum() / weight.to(dtype).sum()).backward()
+                for total, p in zip(sums, model.parameters(), strict=True):
+                    total += 0 if p.grad is None else p.grad
+        with torch.no_grad():
+            for p, total in zip(model.parameters(), sums, strict=True):
+                p -= lr * total
+    return [p.detach().double() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("kind", ["perceptron", "convolutional"])
+def test_rounding_stays_far_below_the_tolerance(kind):
+    """A right answer computes in float32 and the judge in float64: only mistakes may leave the tolerance."""
+    namespace = {}
+    exec(data_parallel._MODELS, namespace)
+    worst = 0.0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        world = data_parallel.WORLDS[seed % 4]
+        shapes = [p.shape for p in namespace["build"](kind, [], torch.float32).parameters()]
+        values = [torch.from_numpy(data_parallel._start(rng, shape).array) for shape in shapes]
+        batches = [[torch.from_numpy(t.array) for t in data_parallel._batch(rng, n)] for n in (3 * world + 1, max(world - 1, 1), 8 * world, 1)]
+        lr = float(rng.uniform(*data_parallel.LEARNING_RATES))
+        single, double = (trained(namespace, kind, d, values, batches, lr, world) for d in (torch.float32, torch.float64))
+        worst = max(worst, *(float((a - b).abs().max()) for a, b in zip(single, double, strict=True)))
+        moved = [float((after - before).abs().max()) for after, before in zip(double, values, strict=True)]
+        assert all(m == 0 or m > 10 * data_parallel.TOLERANCE for m in moved)  # 0: frozen, or a layer that takes no part
+    assert 0 < worst < data_parallel.TOLERANCE / 10

@@ -22,6 +22,19 @@ def test_the_devices_run_what_they_say():
         assert device.startup_s > 2 * sum(device.lengths_s) / 8
 
 
+def test_hints_allow_for_noise():
+    """Every figure upside down is explained, one of them 20 % off; figures that nothing explains are not."""
+    rng = np.random.default_rng(1)
+    made = [(d, d.truth()) for d in eight_operations.devices(rng) if d.workers > 1]
+
+    def told(figures):
+        return eight_operations._hint([(d, {"answer": f, "truth": t}) for (d, t), f in zip(made, figures, strict=True)])[0]
+
+    assert "upside down" in told([0.8 / made[0][1], *(1 / t for _, t in made[1:])])
+    assert "start-up" in told([1.2 * t * (1 + d.startup_s / sum(d.lengths_s)) for d, t in made])
+    assert "each operation measured" in told([1.7 * t for _, t in made])
+
+
 def test_makespan():
     assert eight_operations.makespan([3.0, 2.0, 1.0], 1) == 6.0
     assert eight_operations.makespan([3.0, 2.0, 1.0], 2) == 3.0

@@ -289,6 +289,26 @@ def test_two_judgements_never_measure_at_once(tmp_path):
     assert all(spans[i][1] <= spans[i + 1][0] for i in range(2))
 
 
+def test_a_trial_counts_verdicts_and_messages(tmp_path, monkeypatch, capsys):
+    (tmp_path / "wrong-a.py").write_text("# Expect: too slow\n")
+    (tmp_path / "wrong-b.py").write_text("# [correctness] Expect: not a number\n")
+    (tmp_path / "right-c.py").write_text("pass\n")
+
+    def verdict(slug, cells, unsafe):
+        status = "pass" if cells[0] == "pass\n" else "fail"
+        return judge.Verdict(slug=slug, status=status, points=0.0, max_points=10.0, message="✗ too slow\n\n✗ 太慢", evidence={"seconds": 1.0})
+
+    monkeypatch.setattr(judging, "judge_answer", verdict)
+    assert trial.main_trial(["async-on-cpu", "--answers", str(tmp_path), "--repeat", "5"]) == 0
+    head, right, first, second, instead = capsys.readouterr().out.splitlines()
+    assert right.split()[:6] == ["right-c", "none", "5", "5", "0", "0"]
+    assert first.split()[2:4] == ["5", "0"] and first.split()[-1] == "0"
+    assert second.split()[2:4] == ["3", "0"] and second.split()[-1] == "3"
+    assert "too slow" in instead
+    (tmp_path / "right-c.py").write_text("fail\n")
+    assert trial.main_trial(["async-on-cpu", "--answers", str(tmp_path), "--repeat", "1"]) == 1
+
+
 def test_noise_is_bounded_and_ends(monkeypatch):
     import psutil
 

@@ -236,15 +236,16 @@ def _judge_concurrency(session, host, parts, evidence) -> list[dict]:
 
 
 def _hint(wrong: list[tuple[Device, dict]]) -> tuple[str, str]:
-    """What explains every one of the wrong figures; one alone is explained by chance."""
+    """What explains every one of the wrong figures, noise included; one alone is explained by chance."""
+    near = 2 * WITHIN
 
     def upside_down(device, row) -> bool:
-        return abs(row["answer"] * row["truth"] - 1) < WITHIN < abs(row["truth"] - 1)
+        return abs(row["answer"] * row["truth"] - 1) < near < abs(row["truth"] - 1)
 
     def with_start_up(device, row) -> bool:
         total, together = sum(device.lengths_s), makespan(device.lengths_s, device.workers)
         either = ((total + device.startup_s) / together, total / (together + device.startup_s))
-        return any(abs(row["answer"] / figure - 1) < WITHIN for figure in either)
+        return any(abs(row["answer"] / figure - 1) < near for figure in either)
 
     if len(wrong) > 1 and all(upside_down(*w) for w in wrong):
         return ("Is the ratio upside down? It is the sum of the single times ÷ the time of all together.",
