@@ -35,6 +35,14 @@ def test_parts_earn_their_points():
     assert verdict.points == 7
 
 
+def test_a_survey_without_a_product_is_told_so():
+    text = next(p for p in ANSWERS if p.stem == "right-reference").read_text()
+    text += "\n\ndef survey():\n    return {'numpy_cpu': None, 'torch_cpu': (0.1, 0.1), 'torch_cuda': None}\n"
+    verdict = judge_answer("async-on-cpu", [text])
+    assert verdict.evidence["parts"]["survey"] == "wrong" and verdict.points == 7
+    assert "numpy_cpu" in verdict.message
+
+
 def test_the_judges_own_rule():
     assert async_on_cpu.classify(0.001, 0.02) is True
     assert async_on_cpu.classify(0.019, 0.02) is False

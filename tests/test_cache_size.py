@@ -158,9 +158,25 @@ def test_pages_that_collide_leave_less_of_a_cache_but_never_more(found, ok):
     curve = cache_size.Curve(sizes, None)
     for size in sizes:
         curve.ns[size] = 1.0 if size <= 32 * KIB else 4.0 if size <= 700 * KIB else 20.0
+    here = cache_size.Here(sizes, curve, curve, curve, dict.fromkeys(sizes), 2 * MIB, {1: 32 * KIB, 2: 2 * MIB})
     parts = Judged()
-    cache_size._judge_estimate_here(found, {1: 32 * KIB, 2: 2 * MIB}, curve, curve, False, parts, {})
+    cache_size._judge_estimate_here(found, here, parts, {})
     assert parts.ok is ok
+
+
+@pytest.mark.parametrize("returned", ["1 / 0", "[0, 2**21, 2**25]"])
+def test_an_estimate_that_fails_here_costs_its_own_point_only(returned, monkeypatch):
+    """It is right on the recorded curves, and not on the one of this machine."""
+    sizes = [round(8 * KIB * 2 ** (i / 2)) for i in range(28)]
+    curve = cache_size.Curve(sizes, None)
+    curve.ns.update((size, 1.0 if size <= 32 * KIB else 4.0 if size <= 2 * MIB else 20.0) for size in sizes)
+    here = cache_size.Here(sizes, curve, curve, curve, dict.fromkeys(sizes, True), 2 * MIB, {1: 32 * KIB, 2: 2 * MIB})
+    monkeypatch.setattr(cache_size, "_measure_here", lambda session, host, evidence: here)
+    text = (FOLDER / "cache-size" / "right-plateaus.py").read_text()
+    text += f"\n\nfound = estimate\ndef estimate(sizes, ns):\n    return {returned} if list(sizes) == {sizes} else found(sizes, ns)\n"
+    verdict = judge_answer("cache-size", [text])
+    assert verdict.status == "fail" and verdict.points == 11, verdict.message
+    assert verdict.evidence["parts"]["estimate"] == "wrong"
 
 
 def curves(values_before, values_mine, values_after):

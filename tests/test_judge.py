@@ -206,6 +206,17 @@ def test_what_a_function_refuses_is_told_to_the_answer(session):
     assert "-7" in host.call("f", Proxy(lambda d: d["-7"]))
 
 
+def test_a_function_called_without_its_argument_is_the_answers_mistake(session):
+    host = session.trusted("def f(g):\n    try:\n        g()\n    except RuntimeError as e:\n        return str(e)\n")
+    assert "missing 1 required positional argument" in host.call("f", Proxy(lambda i: i))
+
+    def broken():
+        raise ValueError("a mistake of the judge's")
+
+    with pytest.raises(ValueError, match="of the judge's"):
+        host.call("f", Proxy(broken))
+
+
 def test_a_secret_case_is_not_quoted(session):
     host = session.trusted("def f(x):\n    raise ValueError(x)\n")
     with pytest.raises(AnswerFailed, match="the-secret"):

@@ -70,6 +70,13 @@ class TestAgreement:
         assert [agreement.ok(k) for k in ("in", "below", "out")] == [True, True, False]
 
 
+def test_no_position_is_free_of_disturbances():
+    """An answer that always reports the first, the second or the third of its passes meets three disturbed ones."""
+    for seed in range(50):
+        device = stride.Device(np.random.default_rng(seed))
+        assert sorted(device.disturbed.values()) == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
 def test_one_figure_a_little_off_is_left_open():
     assert stride.lone([(64, 2.66, 4.59)])
     assert not stride.lone([])

@@ -7,6 +7,7 @@ questions of one such process. Without a box, hosts are plain processes: that is
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -462,7 +463,7 @@ class Host:
             except wire.WireError as error:
                 reply = {"op": "refused", "text": str(error)}
             except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-                if len(args) == 0:  # the judge's own mistake, then
+                if not args and not _wants_arguments(function):  # the judge's own mistake, then
                     raise
                 reply = {"op": "refused", "text": str(error)}
             connection.send(reply, deadline=deadline, function=self._number)
@@ -526,6 +527,15 @@ class Host:
             f"Your process ended before it answered ({en}). An answer must not exit, and must not crash native code.",
             f"你的进程在给出结果之前就结束了（{zh}）。答案不能退出进程，也不能让本地代码崩溃。",
         )
+
+
+def _wants_arguments(function) -> bool:
+    """Whether a call without arguments is a mistake of the caller's."""
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return True
+    return False
 
 
 def is_float(value) -> bool:

@@ -311,8 +311,9 @@ def _hint(device: Device, what: str, got: float, true: float) -> tuple[str, str]
 
 
 def _judge_classification(session, host, rows, parts, evidence) -> None:
-    # only pairs near the truth: is_asynchronous is not blamed for `measure`
-    asked = [(r["launch_s"], r["total_s"], r["asynchronous"]) for r in rows if _error(r) <= 1]
+    # Only pairs near the truth, and of the shares that the task promises: is_asynchronous is not blamed for `measure`.
+    near = [r for r in rows if _error(r) <= 1 and classify(r["launch_s"], r["total_s"]) is r["asynchronous"]]
+    asked = [(r["launch_s"], r["total_s"], r["asynchronous"]) for r in near]
     asked += classified_pairs(session.rng)
     mistakes = []
     for launch_s, total_s, truth in asked:
@@ -471,7 +472,7 @@ def _checked_survey(value, cuda: bool) -> dict[str, tuple[float, float]]:
             "`survey` must give None for `torch_cuda` exactly where there is no GPU" + (": there is one here." if cuda else "."),
             "`survey` 的 `torch_cuda` 只有在没有 GPU 时才应为 None" + ("：这台机器有 GPU。" if cuda else "。"),
         )
-    pairs = {k: _pair(value[k], f"survey()[{k!r}]") for k in keys if value[k] is not None}
+    pairs = {k: _pair(value[k], f"survey()[{k!r}]") for k in keys if k != "torch_cuda" or cuda}
     for key, (launch_s, total_s) in pairs.items():
         if not 0 <= launch_s <= total_s or total_s <= 0:
             raise AnswerFailed(

@@ -238,9 +238,13 @@ def _mistake(inputs, results) -> tuple[str, str] | None:
 def _sum_hint(inputs, result, total, rank) -> tuple[str, str]:
     world = len(inputs)
     ragged_en = ragged_zh = ""
+    half = len(total) // 2
     if len(total) % world:
         ragged_en = "The length does not divide by the number of ranks: do all ranks cut the same chunks?"
         ragged_zh = "长度不能被进程数整除：各进程切出的块是否一致？"
+    elif half % world or (len(total) - half) % world:
+        ragged_en = "Half of the length does not divide by the number of ranks: do all ranks cut the same chunks?"
+        ragged_zh = "长度的一半不能被进程数整除：各进程切出的块是否一致？"
     if world > 1 and result.tobytes() == inputs[rank].tobytes():
         return f"The tensor was left as it was. {ragged_en}", f"张量没有被改动。{ragged_zh}"
     if world > 1 and np.allclose(result.astype(np.float64) * world, total, rtol=1e-4):

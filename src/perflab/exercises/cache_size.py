@@ -18,6 +18,7 @@ import math
 import struct
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -160,10 +161,18 @@ def judge(session: Session) -> Verdict:
         parts.add("here", 3, False, "Figures that were not measured do not count.", "不是测量得到的数值不计分。")
         return parts.verdict(evidence=evidence)
     host = ready(host)
-    picture = None
+    here = None
     with parts.attempt("here", 3):
-        picture = _judge_here(session, host, parts, evidence)
-    return parts.verdict(evidence=evidence, figure=picture)
+        here = _measure_here(session, host, evidence)
+    if here is None:
+        return parts.verdict(evidence=evidence)
+    _judge_curve(here, parts)
+    found = None
+    with parts.attempt("estimate", 1):
+        found = host.call("estimate", here.sizes, list(here.mine.ns.values()), timeout_s=20, inference=False)
+        evidence["estimate"] = found
+        _judge_estimate_here(found, here, parts, evidence)
+    return parts.verdict(evidence=evidence, figure=_figure(here, found))
 
 
 # ---- chase
@@ -243,7 +252,7 @@ def _judge_ring(session, host, parts) -> None:
             return
         again = host.call("make_ring", size, seed, timeout_s=20, inference=False)
         other = host.call("make_ring", size, seed + 1, timeout_s=20, inference=False)
-        if not np.array_equal(made[::LINE], again[::LINE]):
+        if type(again) is not np.ndarray or not np.array_equal(made, again):
             parts.add("ring", 2, False, f"`make_ring({size}, {seed})` gave two different rings: the same seed makes the same ring.",
                       f"`make_ring({size}, {seed})` 两次给出的环不同：相同的种子应得到相同的环。")  # fmt: skip
             return
@@ -484,7 +493,23 @@ class Curve:
         return float(above[0]) if above else float(grid[-1])
 
 
-def _judge_here(session, host, parts, evidence) -> bytes:
+@dataclass
+class Here:
+    """Curves of this machine: the answer's between two of the judge's; `off` as :func:`compared` gives it; sizes in bytes.
+
+    l2, system: the system's labels, bytes by level.
+    """
+
+    sizes: list[int]
+    before: Curve
+    mine: Curve
+    after: Curve
+    off: dict[int, bool | None]
+    l2: int
+    system: dict[int, int]
+
+
+def _measure_here(session, host, evidence) -> Here:
     sizes, order = sizes_here(session.rng), session.order()
     probe = session.trusted("")
     probe.define(PROBE)
@@ -513,13 +538,8 @@ def _judge_here(session, host, parts, evidence) -> bytes:
         if all(ok is True for ok in off.values()) or plainly_wrong(off, before, mine, l2):
             break
     evidence["here"] = {"sizes": sizes, "answer_ns": list(mine.ns.values()), "before_ns": list(before.ns.values()), "after_ns": list(after.ns.values())}
-    _judge_curve(off, before, mine, after, l2, parts)
-    found = host.call("estimate", sizes, list(mine.ns.values()), timeout_s=20, inference=False)
-    evidence["estimate"] = found
-    beyond = [off[size] is True for size in sizes if size > l2]
-    _judge_estimate_here(found, system, before, after, sum(beyond) >= 0.8 * len(beyond), parts, evidence)
     probe.close()
-    return _figure(before, mine, found, system)
+    return Here(sizes, before, mine, after, off, l2, system)
 
 
 def compared(before, mine, after, l2: int) -> dict[int, bool | None]:
@@ -568,7 +588,8 @@ def between(size: int, l2: int) -> bool:
     return 2 * l2 < size < FAR_BYTES
 
 
-def _judge_curve(off, before, mine, after, l2, parts) -> None:
+def _judge_curve(here: Here, parts) -> None:
+    off, before, mine, after, l2 = here.off, here.before, here.mine, here.after, here.l2
     sure = {size: ok for size, ok in off.items() if not between(size, l2)}
     unsure = {size: ok for size, ok in off.items() if between(size, l2) and ok is not None}
     wrong = [size for size, ok in sure.items() if ok is False]
@@ -616,12 +637,14 @@ def last_level(curve: Curve, l2: int) -> float | None:
     return end if end is not None and end >= 8 * l2 else None
 
 
-def _judge_estimate_here(found, system, before, after, quiet: bool, parts, evidence) -> None:
-    """`quiet`: the curves agree beyond the L2, so that the last level of one is that of the other."""
-    if type(found) is not list or any(type(size) is not int for size in found) or found != sorted(found) or len(found) < 2:
+def _judge_estimate_here(found, here: Here, parts, evidence) -> None:
+    system, before, after = here.system, here.before, here.after
+    beyond = [here.off[size] is True for size in here.sizes if size > here.l2]
+    quiet = sum(beyond) >= 0.8 * len(beyond)  # then the last level of one curve is that of the other
+    if type(found) is not list or len(found) < 2 or any(type(size) is not int or size <= 0 for size in found) or found != sorted(found):
         listed = found if type(found) is list else type_name(found)
-        parts.add("estimate", 1, False, f"`estimate` on your own curve must return a list of ascending ints, one a level; it returned {listed}.",
-                  f"`estimate` 对你自己的曲线必须返回升序的整数列表，每级一个；实际返回的是 {listed}。")  # fmt: skip
+        parts.add("estimate", 1, False, f"`estimate` on your own curve must return a list of ascending positive ints, one a level; it returned {listed}.",
+                  f"`estimate` 对你自己的曲线必须返回升序的正整数列表，每级一个；实际返回的是 {listed}。")  # fmt: skip
         return
     said = ", ".join(readable_bytes(size) for size in found[:8])
     for level in (1, 2):
@@ -654,9 +677,10 @@ def _judge_estimate_here(found, system, before, after, quiet: bool, parts, evide
               f"对你测得的本机曲线，`estimate` 给出 {said}。" + ("" if seen else "（其间其他程序占用的最后一级缓存有变化，因此没有核对。）"))  # fmt: skip
 
 
-def _figure(before, mine, found, system) -> bytes:
+def _figure(here: Here, found) -> bytes:
     from perflab import plot
 
+    before, mine, system = here.before, here.mine, here.system
     fig, ax = plot.subplots()
     ax.plot(list(before.ns), list(before.ns.values()), color=plot.ORANGE, linewidth=4, alpha=0.6, label="the judge's")
     ax.plot(list(mine.ns), list(mine.ns.values()), "o-", markersize=3, color=plot.BLUE, label="your latency")

@@ -170,7 +170,7 @@ def _shard_mistake(batch, shards, world) -> tuple[str, str] | None:
             return (f"it must return a tuple (x, y, weight) of tensors, as the batch is; it returned {got}.",
                     f"应像批量那样返回张量元组 (x, y, weight)；实际返回 {got}。")  # fmt: skip
         arrays = [t.array for t in shard]
-        if [a.dtype for a in arrays] != [w.dtype for w in whole] or [a.shape[1:] for a in arrays] != [w.shape[1:] for w in whole]:
+        if any(a.dtype != w.dtype or a.ndim != w.ndim or a.shape[1:] != w.shape[1:] for a, w in zip(arrays, whole, strict=True)):
             return ("x, y and weight must keep their dtypes and the shape of an example.", "x、y、weight 的数据类型和单个样本的形状必须保持不变。")
         if len({len(a) for a in arrays}) != 1:
             return (f"rank {rank} has {[len(a) for a in arrays]} entries of x, y and weight.",
@@ -338,10 +338,11 @@ def _update_hint(before, expected, got, trainable, number, world) -> tuple[str, 
         return "This parameter is frozen (requires_grad is False).", "这个参数是冻结的（requires_grad 为 False）。"
     moved, should = got - before, expected - before
     clear = np.abs(should) > 1e-4
-    ratio = float(np.median(moved[clear] / should[clear])) if clear.any() else float("nan")
+    ratios = moved[clear] / should[clear]
+    ratio = float(np.median(ratios)) if clear.any() else float("nan")
     if abs(ratio) < 1e-3:
         return "It did not move in this step.", "这一步它没有变化。"
-    if world > 1 and abs(ratio * world - 1) < 0.05:
+    if world > 1 and np.mean(np.abs(ratios * world - 1) < 0.05) > 0.9:
         return (f"It moved {ratio:.3g} of the way: the sum over ranks is asked for, not the mean.",
                 f"它只走了应走的 {ratio:.3g}：题目要求对各进程求和，而不是求平均。")  # fmt: skip
     if world > 1 and 1.05 < ratio < 1.1 * world:
@@ -350,8 +351,9 @@ def _update_hint(before, expected, got, trainable, number, world) -> tuple[str, 
     if number > 1:
         return ("The first step was right: are old gradients still in .grad, and what about an empty shard?",
                 "第一步是对的：.grad 里是否还留着旧梯度？空的那一份又如何处理？")  # fmt: skip
-    return ("Loss = Σ weight·cross_entropy / Σ weight, over the whole batch: a mean of the shards' means is something else.",
-            "损失 = Σ weight·cross_entropy / Σ weight，对整个批量计算；各份平均值的平均是另一回事。")  # fmt: skip
+    return ("Loss = Σ weight·cross_entropy / Σ weight. Divide by Σ weight of the whole batch, not of the shard: a mean of the shards' means is"
+            " something else.",
+            "损失 = Σ weight·cross_entropy / Σ weight，其中除数是整个批量的 Σ weight，而不是本份的：各份平均值的平均是另一回事。")  # fmt: skip
 
 
 # ---------------------------------------------------------------- the work and the bytes

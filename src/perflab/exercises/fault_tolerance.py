@@ -210,6 +210,10 @@ def _mistake(task, outcome, expected, *, exact: bool, acting: str) -> tuple[str,
 
 def _update_hint(task, difference, expected, steps: int, exact: bool) -> tuple[str, str]:
     """Which gradient was applied twice or not at all, by projecting the difference on each."""
+    for step in range(steps if task.workers > 1 else 0):
+        total = sum(task.gradient(worker, step, expected[step]) for worker in range(task.workers))
+        if np.allclose(difference, task.lr * (1 - 1 / task.workers) * total, rtol=1e-6, atol=1e-9):
+            return ("The update is lr times the sum over workers, not the mean.", "更新量是 lr 乘以各 worker 梯度之和，不是平均值。")
     for step in range(steps):
         for worker in range(task.workers):
             g = task.gradient(worker, step, expected[step])
@@ -218,8 +222,6 @@ def _update_hint(task, difference, expected, steps: int, exact: bool) -> tuple[s
                 return (f"worker-{worker}'s gradient of step {step} is missing from them.", f"缺少 worker-{worker} 第 {step} 步的梯度。")
             if abs(share + 1) < 0.25:
                 return (f"worker-{worker}'s gradient of step {step} was applied twice.", f"worker-{worker} 第 {step} 步的梯度被应用了两次。")
-            if task.workers > 1 and abs(share - (1 - 1 / task.workers)) < 0.05:
-                return ("The update is lr times the sum over workers, not the mean.", "更新量是 lr 乘以各 worker 梯度之和，不是平均值。")
     if np.allclose(difference, 0, atol=1e-9):
         return ("They differ in the last bits only: add the gradients in worker order, not in order of arrival.",
                 "只在最后几位上不同：请按 worker 顺序累加梯度，而不是按到达顺序。")  # fmt: skip

@@ -31,6 +31,7 @@ HIDDEN_PASSES, HIDDEN_FAILS = 0.5, 0.25
 SERIAL_WITHIN = 1.15
 LOOKS = (11, 22, 44)
 MAX_S = 20.0
+LATER_S = 0.03
 
 _HELPERS = """
 import socket
@@ -269,8 +270,9 @@ class Machine:
             elif (plan.reduced > 0).all():
                 jobs += put_off
                 put_off = []
-            for number, elements, since, _ in jobs:
-                free_s = max(free_s, since) + float(plan.element_s[elements].sum())
+            for k, (number, elements, since, _) in enumerate(jobs):
+                # what was put off comes clearly later, so that who did not wait for it has not got it by luck
+                free_s = max(free_s, since) + float(plan.element_s[elements].sum()) + (LATER_S if k else 0)
                 _sleep_until(free_s)
                 network.send({"number": number, "value": plan.sums[elements]})
 

@@ -22,7 +22,7 @@ def synchronise(model, world):
 
 
 def train_step(model, batch, world, rank, lr):
-    x, y, weight = batch
+    x, y, weight = (part.clone() for part in batch)  # alike aligned on every rank
     model.zero_grad()
     if len(x):
         losses = cross_entropy(model(x), y, reduction="none")
