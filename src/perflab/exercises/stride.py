@@ -64,6 +64,18 @@ def long_array(seed):
 def long_walk(stride):
     return functions.walk(array, array.size, stride)
 
+def small_pages():
+    import mmap
+    global array_of_small_pages
+    memory = mmap.mmap(-1, array.nbytes)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    array_of_small_pages = np.frombuffer(memory, np.uint64)
+    array_of_small_pages[:] = array
+
+def long_walk_in_small_pages(stride):
+    return functions.walk(array_of_small_pages, array.size, stride)
+
 def probe(shared):
     global library
     import ctypes
@@ -329,15 +341,27 @@ class Clock:
             visited = array.reshape(-1, stride // 8).T.reshape(-1)
             self.truth[stride] = int((visited * powers).sum(dtype=np.uint64))
         self.overhead_s = c.overhead_s(subject)
+        self.has_small_pages = False
 
-    def ns(self, rounds: int = 3) -> dict[int, float]:
+    def ns(self) -> dict[int, float]:
+        """The array as NumPy allocates it: in huge pages where the system grants them on request."""
+        return self._minima("$long_walk", STRIDES_BYTES)
+
+    def ns_in_small_pages(self, strides) -> dict[int, float]:
+        """The same numbers in pages of the usual size, as an array has them that is not NumPy's own memory."""
+        if not self.has_small_pages:
+            self.subject.call("$small_pages", inference=False)
+            self.has_small_pages = True
+        return self._minima("$long_walk_in_small_pages", strides)
+
+    def _minima(self, function: str, strides, rounds: int = 3) -> dict[int, float]:
         """Minima over interleaved rounds. Raises AnswerFailed for a wrong hash."""
-        found = dict.fromkeys(STRIDES_BYTES, math.inf)
+        found = dict.fromkeys(strides, math.inf)
         for _ in range(rounds):
             keys = list(found)
             self.order.shuffle(keys)
             for stride in keys:
-                value, seconds = self.subject.timed_call("$long_walk", stride // 8, timeout_s=30, inference=False)
+                value, seconds = self.subject.timed_call(function, stride // 8, timeout_s=30, inference=False)
                 if value != self.truth[stride]:
                     raise AnswerFailed("value", f"`walk` over 64 MiB with stride {stride // 8} returned a wrong hash.",
                                        f"`walk` 在 64 MiB、步幅 {stride // 8} 时返回了错误的哈希值。")  # fmt: skip
@@ -361,8 +385,13 @@ def _judge_here(session, host, subject, parts, evidence, written) -> bytes:
                 f"按 `experiment` 报告的数值，各步幅三次遍历共需 {claimed_s:.3g} s，而它在 {spent_s:.3g} s 后就返回了：它必须真正遍历并计时。",
             )
         after = clock.ns()
+        slow = [s for s in STRIDES_BYTES if figures[s] > WITHIN * max(before[s], after[s])]
+        small = clock.ns_in_small_pages(slow) if slow else {}
         for stride in STRIDES_BYTES:
-            agreement.note(stride, figures[stride], before[stride], after[stride], WITHIN)
+            if figures[stride] <= WITHIN * small.get(stride, 0.0):  # each page that is visited may have to be looked up
+                agreement.note(stride, figures[stride], small[stride], small[stride], WITHIN)
+            else:
+                agreement.note(stride, figures[stride], before[stride], after[stride], WITHIN)
         truth = {stride: math.sqrt(before[stride] * after[stride]) for stride in STRIDES_BYTES}
         before = after
         wrong = agreement.wrong(STRIDES_BYTES)

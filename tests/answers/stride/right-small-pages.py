@@ -1,0 +1,37 @@
+# Right: the array is not memory that NumPy allocated, so its pages are small where NumPy asks for large ones.
+import os
+import time
+
+import numpy as np
+
+C_SOURCE = r"""
+#include <stddef.h>
+#include <stdint.h>
+
+uint64_t walk(const uint64_t *a, size_t n, size_t stride) {
+    uint64_t h = 0;
+    for (size_t first = 0; first < stride && first < n; first++) {
+        size_t i = first;
+        for (;;) {
+            h = h * 31 + a[i];
+            if (n - i <= stride) break;
+            i += stride;
+        }
+    }
+    return h;
+}
+"""
+
+
+def experiment(walk):
+    n = (64 << 20) // 8
+    a = np.frombuffer(bytearray(os.urandom(1 << 20)) * 64, dtype=np.uint64)
+    result = {}
+    for stride_bytes in (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096):
+        passes = []
+        for _ in range(4):
+            start = time.perf_counter()
+            walk(a, n, stride_bytes // 8)
+            passes.append(time.perf_counter() - start)
+        result[stride_bytes] = min(passes) / n * 1e9
+    return result
