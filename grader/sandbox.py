@@ -28,6 +28,10 @@ from perflab.host import has_seccomp
 from perflab.launch import AnswerFailed, Launcher, SandboxError
 
 TMP_BYTES = 512 << 20
+# A cgroup is empty from when it is made until bubblewrap runs, 20 s at most; an empty one older than this is nobody's.
+ABANDONED_S = 60
+# The files that are missing where the kernel does not account swap.
+_SWAP_LIMITS = ("memory.memsw.limit_in_bytes", "memory.swap.max")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt/conda")
 _ETC = (
     "/etc/alternatives",
@@ -81,10 +85,10 @@ class Box:
     def __init__(self, limits: dict):
         self.userns = os.getuid() != 0
         self.seccomp = has_seccomp()
-        self._cgroups = _Cgroups(limits["memory_bytes"] + TMP_BYTES, limits["processes"])
         program = bubblewrap()
         if program is None:
             raise SandboxError("bubblewrap is missing; install the package `bubblewrap`")
+        self._cgroups = _Cgroups(limits["memory_bytes"] + TMP_BYTES, limits["processes"])
         info, info_in = os.pipe()
         command = [
             program,
@@ -115,7 +119,7 @@ class Box:
         finally:
             os.close(info)
         self._cgroups.add(self.pid)
-        self.counts_processes = self._cgroups.counts_processes
+        self.counts_processes = "processes" in self._cgroups.limited
 
     def _arguments(self) -> list[str]:
         arguments = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
@@ -163,43 +167,42 @@ class Box:
 
 
 class _Cgroups:
-    """Memory and process limits for a whole box, where the kernel lets us: version 1 hierarchies or a version 2 tree."""
+    """Memory and process limits for a whole box, where the kernel lets us: version 1 hierarchies or a version 2 tree.
+
+    `limited` says which hold: "memory", "processes", both or none. Memory includes what the kernel itself needs for
+    the box, such as the inodes of its files.
+    """
 
     def __init__(self, memory_bytes: int, processes: int):
-        name = f"perflab-{uuid.uuid4().hex[:12]}"
-        wanted = []
-        for root in cgroup_roots():
-            if root.name == "cpuacct":
-                wanted.append((root, {}))
-            elif root.name == "memory":
-                wanted.append((root, {"memory.limit_in_bytes": memory_bytes}))
-            elif root.name == "pids":
-                wanted.append((root, {"pids.max": processes}))
-            else:
-                wanted.append(
-                    (root, {"memory.max": memory_bytes, "memory.swap.max": 0, "pids.max": processes})
-                )
+        roots = cgroup_roots()
+        _remove_abandoned(roots)
         self._folders: list[Path] = []
         self._cpu_file: Path | None = None  # nanoseconds in version 1, a table in version 2
-        for root, settings in wanted:
+        self.limited: set[str] = set()
+        version_1 = {
+            "memory": {"memory.limit_in_bytes": memory_bytes, "memory.memsw.limit_in_bytes": memory_bytes},
+            "pids": {"pids.max": processes},
+            "cpuacct": {},
+        }
+        version_2 = {"memory.max": memory_bytes, "memory.swap.max": 0, "pids.max": processes}
+        name, written = f"perflab-{uuid.uuid4().hex[:12]}", set()
+        for root in roots:
             folder = root / name
             try:
                 folder.mkdir()
                 self._folders.append(folder)
-                for file, value in settings.items():
-                    if (folder / file).exists():
-                        (folder / file).write_text(str(value))
+                for file, value in version_1.get(root.name, version_2).items():
+                    if file in _SWAP_LIMITS and not (folder / file).exists():
+                        continue
+                    (folder / file).write_text(str(value))
+                    written.add("processes" if file == "pids.max" else "memory")
             except OSError:
                 self.remove()
                 self._folders = []
                 return
+        self.limited = written
         files = (folder / name for folder in self._folders for name in ("cpuacct.usage", "cpu.stat"))
         self._cpu_file = next(filter(Path.exists, files), None)
-
-    @property
-    def counts_processes(self) -> bool:
-        """True where the kernel counts the processes of this box alone."""
-        return any((folder / "pids.max").exists() for folder in self._folders)
 
     def cpu_s(self) -> float | None:
         """CPU seconds of all that ever ran in the box; None where the kernel does not count them here."""
@@ -227,17 +230,43 @@ class _Cgroups:
                     time.sleep(0.01)
 
 
-def cgroup_roots() -> list[Path]:
+def _remove_abandoned(roots: list[Path]) -> None:
+    """Removes the cgroups of judges that were killed."""
+    for root in roots:
+        for folder in root.glob("perflab-*"):
+            with contextlib.suppress(OSError):  # a box is in it, or another judge was faster
+                if time.time() - folder.stat().st_mtime > ABANDONED_S:
+                    folder.rmdir()
+
+
+def cgroup_roots(base: Path = Path("/sys/fs/cgroup")) -> list[Path]:
     """Folders in which a cgroup that limits memory or processes, or counts CPU time, can be made; empty where none is writable."""
-    base = Path("/sys/fs/cgroup")
     if (base / "cgroup.controllers").exists():
-        controllers = (base / "cgroup.controllers").read_text().split()
-        return [base] if {"memory", "pids"} <= set(controllers) and os.access(base, os.W_OK) else []
+        return [base] if os.access(base, os.W_OK) and _delegates(base) else []
     return [
         base / kind
         for kind in ("memory", "pids", "cpuacct")
         if os.access(base / kind, os.W_OK) and (base / kind / "cgroup.procs").exists()
     ]
+
+
+def _delegates(base: Path) -> bool:
+    """Whether the folders of a version 2 cgroup have limits of memory and processes, which this turns on if need be."""
+    needed = {"memory", "pids"}
+    control = base / "cgroup.subtree_control"
+    try:
+        if not needed <= set(control.read_text().split()):
+            control.write_text("+memory +pids")
+    except OSError:  # not delegated to us, or processes lie in `base` itself, as in most containers
+        return False
+    return True
+
+
+def limited_for_a_whole_box() -> set[str]:
+    """What cgroups limit here for a whole box, tried out: "memory", "processes", both or none."""
+    cgroups = _Cgroups(1 << 30, 16)
+    cgroups.remove()
+    return cgroups.limited
 
 
 # ---------------------------------------------------------------- a whole notebook

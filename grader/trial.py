@@ -76,10 +76,14 @@ def noise(kind: str):
         child.start()
     if children:
         time.sleep(1)
-    try:
+    def check():
         if not all(child.is_alive() for child in children):
-            raise RuntimeError(f"a child that was to make the noise {kind!r} ended at once; a trial would show quiet verdicts")
+            raise RuntimeError(f"a child that makes the noise {kind!r} ended by itself; the trial would show quiet verdicts")
+
+    try:
+        check()
         yield
+        check()
     finally:
         for child in children:
             child.kill()
@@ -121,7 +125,7 @@ def trial(slug: str, answers: list[Path], repeat: int, kind: str, *, unsafe: boo
                 counts[verdict.status] += 1
                 points.append(verdict.points)
                 seconds.append(verdict.evidence["seconds"])
-                if words and verdict.status != "inconclusive" and words not in verdict.message:
+                if words and verdict.status != "inconclusive" and words not in verdict.message.split("\n\n")[0]:
                     unsaid.append(verdict.message)
             rows.append({
                 "answer": path.stem, "noise": kind, "expected": expectation(path), "n": times,

@@ -53,9 +53,10 @@ def test_the_interval_covers_the_median(n, noise):
 class Clock:
     """Two pieces of work of a known ratio on a simulated machine whose speed wanders and stumbles."""
 
-    def __init__(self, ratio, seed, jitter=0.05, stumbles=0.1, reference_drift=0.0):
+    def __init__(self, ratio, seed, jitter=0.05, stumbles=0.1, difference=0.0):
+        """difference: how much longer every second call of the reference takes."""
         self.ratio, self.rng = ratio, random.Random(seed)
-        self.jitter, self.stumbles, self.drift = jitter, stumbles, reference_drift
+        self.jitter, self.stumbles, self.difference = jitter, stumbles, difference
         self.speed, self.calls = 1.0, 0
 
     def _time(self, work):
@@ -64,7 +65,8 @@ class Clock:
         return work * self.speed * math.exp(self.rng.gauss(0, self.jitter)) * stumble
 
     def reference(self):
-        return self._time(1e-3)
+        self.calls += 1
+        return self._time(1e-3 * (1 + self.difference * (self.calls % 2)))
 
     def answer(self):
         return self._time(1e-3 / self.ratio)
@@ -114,6 +116,36 @@ def test_a_reference_that_differs_from_itself_decides_nothing():
     found = bench.paired_ratio(reference, lambda: 1e-4, 1.15, rng=Fixed())
     assert found.faster is None
     assert "busy" in found.reason
+
+
+class Unshuffled(random.Random):
+    """Keeps the order reference, reference, answer, so that a difference between the first two calls shows."""
+
+    def shuffle(self, x):
+        return None
+
+
+def controls_off(trials=1000, shuffle=random.Random, **noise):
+    """The share of comparisons whose A/A control says that the reference differs from itself."""
+    off = 0
+    for seed in range(trials):
+        clock = Clock(1.3, seed, **noise)
+        found = bench.paired_ratio(clock.reference, clock.answer, 1.15, rng=shuffle(seed))
+        off += bench.control_is_off(found.control_low, found.control_high)
+    return off / trials
+
+
+@pytest.mark.parametrize("noise", [{}, {"stumbles": 0.3}, {"jitter": 0.15}])
+def test_the_control_raises_no_false_alarm(noise):
+    """Reference and reference are alike: the control's interval, 99 % at each look, may be off in 1 % at most, its tolerance included."""
+    assert controls_off(**noise) <= 0.01
+
+
+@pytest.mark.parametrize(("difference", "found"), [(0.02, 0.0), (0.25, 0.8), (0.5, 0.85)])
+def test_the_control_finds_a_reference_that_differs_from_itself(difference, found):
+    """5 % is tolerated; a quarter and more is mostly found, even by a comparison that is over after eleven rounds."""
+    share = controls_off(shuffle=Unshuffled, difference=difference)
+    assert share >= found and (difference > 0.05 or share <= 0.01)
 
 
 def test_times_near_zero_do_not_divide_by_zero():

@@ -535,6 +535,8 @@ def _wants_arguments(function) -> bool:
         inspect.signature(function).bind()
     except TypeError:
         return True
+    except ValueError:  # a builtin without a signature
+        return False
     return False
 
 

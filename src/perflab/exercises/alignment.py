@@ -123,14 +123,14 @@ def probe_ns(offset, kind, count):
 def run_experiment():
     return answer["experiment"](functions.sum_words, functions.fill_words)
 
-bases, kept = set(), []
+buffers, kept = {}, []
 
 def on_pages():
-    return all(base % 4096 == 0 for base in bases)
+    return all(base % exercise.PAGE_BYTES == 0 for base in buffers)
 
 def move_the_heap():
-    kept.append([np.ones(n, np.uint8) for n in (1040, 48 * 1024)])
-    bases.clear()
+    kept.append([*buffers.values(), np.ones(1040, np.uint8)])  # what is kept is not handed out again
+    buffers.clear()
 
 def run_on_device(device):
     def address(buf, offset, stride, count):
@@ -138,7 +138,7 @@ def run_on_device(device):
             raise TypeError("buf must be a C-contiguous NumPy array of dtype uint8")
         if min(offset, stride, count) < 0 or (count and offset + (count - 1) * stride + 8 > buf.size):
             raise ValueError("a word would lie outside buf")
-        bases.add(buf.ctypes.data)
+        buffers[buf.ctypes.data] = buf
         return buf.ctypes.data + offset
 
     def sum_words(buf, offset, stride, count):
@@ -338,8 +338,9 @@ class Device:
 
 def _judge_on_device(session, host, parts, evidence, seen) -> None:
     round_trip_s = host.call("$round_trips", Proxy(lambda: None), 50, inference=False)
-    count, moved = None, False
-    for _ in range(c.ATTEMPTS):  # each time with other secret times
+    count, moved, attempts = None, False, c.ATTEMPTS
+    while attempts:  # each time with other secret times
+        attempts -= 1
         device = Device(session.rng, round_trip_s, count)
         figures = _checked(host.call("$run_on_device", Proxy(device), timeout_s=60, inference=False))
         wrong = []
@@ -355,9 +356,9 @@ def _judge_on_device(session, host, parts, evidence, seen) -> None:
         count = device.usual_count
         if not wrong and (moved or not host.call("$on_pages", inference=False)):
             break
-        if not moved:  # whoever takes a buffer's first byte for a page's must not be right because it happens to be one
+        if not wrong:  # whoever takes a buffer's first byte for a page's must not be right because it happens to be one
             host.call("$move_the_heap", inference=False)
-            moved = True
+            moved, attempts = True, c.ATTEMPTS
     seen.update(device.calls)
     evidence["device"] = {"answer": figures, "truth": device.factors, "unit_ns": (device.unit_s or 0) * 1e9,
                           "calls": {f"{k}/{case}": n for (k, case), n in device.calls.items()}}  # fmt: skip

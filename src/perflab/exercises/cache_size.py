@@ -252,11 +252,15 @@ def _judge_ring(session, host, parts) -> None:
             return
         again = host.call("make_ring", size, seed, timeout_s=20, inference=False)
         other = host.call("make_ring", size, seed + 1, timeout_s=20, inference=False)
-        if type(again) is not np.ndarray or not np.array_equal(made, again):
+        for another, its_seed in ((again, seed), (other, seed + 1)):
+            if fault := ring_fault(another, size):
+                parts.add("ring", 2, False, *(text.format(call=f"make_ring({size}, {its_seed})") for text in fault))
+                return
+        if not np.array_equal(made[::LINE], again[::LINE]):
             parts.add("ring", 2, False, f"`make_ring({size}, {seed})` gave two different rings: the same seed makes the same ring.",
                       f"`make_ring({size}, {seed})` 两次给出的环不同：相同的种子应得到相同的环。")  # fmt: skip
             return
-        if size >= 4096 and type(other) is np.ndarray and np.array_equal(made[::LINE], other[::LINE]):
+        if size >= 4096 and np.array_equal(made[::LINE], other[::LINE]):
             parts.add("ring", 2, False, f"`make_ring({size}, …)` gave the same ring for two seeds: draw the order from the seed.",
                       f"`make_ring({size}, …)` 在两个不同的种子下给出同一个环：请用种子生成随机顺序。")  # fmt: skip
             return

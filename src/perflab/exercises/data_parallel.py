@@ -23,8 +23,8 @@ WORLDS = (1, 2, 3, 4)
 STEPS = 4  # in each run
 TOLERANCE = 1e-5
 FEWEST, MOST = 0.9, 1.1
-# Smooth networks and small steps: rounding moves a parameter by 2e-7 in four steps (the most in 1,200 judgements), each
-# step by 2e-4 and more. With ReLU, whose slope jumps, and steps of up to 0.5, rounding alone left the tolerance in one of a hundred.
+# Smooth networks and small steps: rounding moves a parameter by 2e-7 in four steps (the most in 1,200 judgements), training
+# by 2e-4 and more in each. With ReLU, whose slope jumps, and steps of up to 0.5, rounding alone left the tolerance in one of a hundred.
 LEARNING_RATES = 0.05, 0.1
 
 # Runs in every rank's process and in the judge's own.
@@ -337,23 +337,23 @@ def _update_hint(before, expected, got, trainable, number, world) -> tuple[str, 
     if not trainable:
         return "This parameter is frozen (requires_grad is False).", "这个参数是冻结的（requires_grad 为 False）。"
     moved, should = got - before, expected - before
-    clear = np.abs(should) > 1e-4
+    clear = np.abs(should) > max(0.1 * np.abs(should).max(initial=0), 10 * TOLERANCE)
     ratios = moved[clear] / should[clear]
     ratio = float(np.median(ratios)) if clear.any() else float("nan")
     if abs(ratio) < 1e-3:
         return "It did not move in this step.", "这一步它没有变化。"
-    if world > 1 and np.mean(np.abs(ratios * world - 1) < 0.05) > 0.9:
+    if world > 1 and clear.any() and np.mean(np.abs(ratios * world - 1) < 0.05) > 0.9:
         return (f"It moved {ratio:.3g} of the way: the sum over ranks is asked for, not the mean.",
                 f"它只走了应走的 {ratio:.3g}：题目要求对各进程求和，而不是求平均。")  # fmt: skip
     if world > 1 and 1.05 < ratio < 1.1 * world:
         return ("It moved too far. Divide each loss by Σ weight of the whole batch, not of the shard; does every rank use only its shard?",
-                "它走得太远。各进程的损失应除以整个批量的 Σ weight，而不是本份的；每个进程是否只用了自己那一份？")  # fmt: skip
+                "它走得太远。各进程的损失应除以整个批量的 Σ weight，而不是各份自己的；每个进程是否只用了自己那一份？")  # fmt: skip
     if number > 1:
         return ("The first step was right: are old gradients still in .grad, and what about an empty shard?",
                 "第一步是对的：.grad 里是否还留着旧梯度？空的那一份又如何处理？")  # fmt: skip
     return ("Loss = Σ weight·cross_entropy / Σ weight. Divide by Σ weight of the whole batch, not of the shard: a mean of the shards' means is"
             " something else.",
-            "损失 = Σ weight·cross_entropy / Σ weight，其中除数是整个批量的 Σ weight，而不是本份的：各份平均值的平均是另一回事。")  # fmt: skip
+            "损失 = Σ weight·cross_entropy / Σ weight，其中除数是整个批量的 Σ weight，而不是各份自己的：各份平均值的平均是另一回事。")  # fmt: skip
 
 
 # ---------------------------------------------------------------- the work and the bytes

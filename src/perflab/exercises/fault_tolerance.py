@@ -185,7 +185,7 @@ def _mistake(task, outcome, expected, *, exact: bool, acting: str) -> tuple[str,
                     f"worker-{worker} 在第 {highest[worker]} 步之后又从第 {step} 步算起：已完成的工作不应丢失。")  # fmt: skip
         highest[worker] = max(highest[worker], step)
         if not same(params, expected[step]):
-            hint = _update_hint(task, params - expected[step], expected, step, exact)
+            hint = _update_hint(task, params - expected[step], expected, step)
             return (f"worker-{worker} computed step {step} on parameters that are not those after {step} updates. {hint[0]}",
                     f"worker-{worker} 计算第 {step} 步时，参数不是经过 {step} 次更新后的参数。{hint[1]}")  # fmt: skip
     for worker, step in enumerate(highest):
@@ -202,13 +202,13 @@ def _mistake(task, outcome, expected, *, exact: bool, acting: str) -> tuple[str,
     for name in judged:
         final = outcome.finals[name]
         if final.shape != expected[-1].shape or not same(final, expected[-1]):
-            hint = _update_hint(task, final - expected[-1], expected, task.steps, exact) if final.shape == expected[-1].shape else ("", "")
+            hint = _update_hint(task, final - expected[-1], expected, task.steps) if final.shape == expected[-1].shape else ("", "")
             than = ("those of the run without loss, bit by bit", "没有损失时的结果逐位一致") if exact else ("right", "应有的结果一致")
             return f"the final parameters of {name} are not {than[0]}. {hint[0]}", f"{_zh(name)} 的最终参数与{than[1]}不符。{hint[1]}"
     return None
 
 
-def _update_hint(task, difference, expected, steps: int, exact: bool) -> tuple[str, str]:
+def _update_hint(task, difference, expected, steps: int) -> tuple[str, str]:
     """Which gradient was applied twice or not at all, by projecting the difference on each."""
     for step in range(steps if task.workers > 1 else 0):
         total = sum(task.gradient(worker, step, expected[step]) for worker in range(task.workers))

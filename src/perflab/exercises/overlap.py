@@ -272,7 +272,7 @@ class Machine:
                 put_off = []
             for k, (number, elements, since, _) in enumerate(jobs):
                 # what was put off comes clearly later, so that who did not wait for it has not got it by luck
-                free_s = max(free_s, since) + float(plan.element_s[elements].sum()) + (LATER_S if k else 0)
+                free_s = max(free_s, since) + float(plan.element_s[elements].sum()) + (LATER_S if k == 1 else 0)
                 _sleep_until(free_s)
                 network.send({"number": number, "value": plan.sums[elements]})
 

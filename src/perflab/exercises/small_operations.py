@@ -196,8 +196,9 @@ def _reported(session, host, reference, parts, evidence) -> None:
         """Seconds of one serial loop and of one run_chains, the pipe's share made small by repetition."""
         xs, w = chains(session.rng, K, N)
         args = (Tensor(xs), Tensor(w), STEPS)
-        one_s, eleven_s = (min(host.timed_call("$many", *args, n)[1] for _ in range(2)) for n in (1, 11))
-        times = max(1, min(2000, round(0.02 / max((eleven_s - one_s) / 10, 1e-6))))
+        times = 1
+        if min(host.timed_call("$many", *args, 1)[1] for _ in range(2)) < 0.02:
+            times = max(1, round(11 * 0.02 / min(host.timed_call("$many", *args, 11)[1] for _ in range(2))))
         serial, chained = [], []
         for _ in range(9):  # in turn, so that what slows the machine slows both
             serial.append(reference.timed_call("$many", *args, 1)[1])

@@ -1,4 +1,4 @@
-# Reads an element before it looks whether there is one. [correctness] Expect: n
+# Reads an element before it looks whether there is one. [correctness] Expect: expected 0x0
 import time
 
 import numpy as np
