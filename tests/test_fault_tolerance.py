@@ -65,6 +65,26 @@ def test_right_answers_on_a_cluster_of_ones_own(name):
                 assert run.values[f"worker-{i}"].tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("victim", ["primary", "backup"])
+def test_the_reference_survives_forty_moments_five_times_each(victim):
+    source = (ANSWERS / "fault-tolerance" / "right-reference.py").read_text()
+    undisturbed = train(source)
+    expected = undisturbed.values["worker-0"].tobytes()
+    moments = [
+        Message(a, b, number, fraction)
+        for (a, b), count in sorted(undisturbed.messages.items()) if victim in (a, b)
+        for number in range(count) for fraction in (0.0, 0.5, 1.0)
+    ]  # fmt: skip
+    chosen = [moments[int(i)] for i in np.linspace(0, len(moments) - 1, 20)]  # forty with those of the other server
+    assert len(set(chosen)) == 20 and any(m.fraction == 0.5 for m in chosen)
+    killed = 0
+    for moment in chosen * 5:
+        run = train(source, [Kill(victim, moment)])
+        killed += run.killed == [victim]
+        assert [run.values[f"worker-{i}"].tobytes() == expected for i in range(3)] == [True] * 3, moment
+    assert killed >= 95  # after the very last message there may be nothing left to kill
+
+
 def task():
     return fault_tolerance.make_task(np.random.default_rng(0), 3, 6)
 
