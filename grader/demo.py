@@ -1,5 +1,6 @@
 """A made-up class, graded through nbgrader itself: what an instructor sees before a real class has handed in anything.
 
+In one assignment it makes every kind of mistake; in two others one student is right and one is wrong, as these take longer to judge.
 Its notebooks are made from the reference solution and the small changes below. All its student ids begin with `demo-`.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,6 @@ from traitlets.config import Config
 from grader import course_files, farm, nbgrader_app
 from grader.course_files import COURSE, ROOT
 
-ASSIGNMENT = "12-2"
 PREFIX = "demo-"
 
 TIMES_ONLY_THE_LAUNCH = """
@@ -69,22 +70,56 @@ def measure(launch, wait):
 """
 
 
-def _with_measure(function: str) -> Callable[[dict], bytes]:
-    """The reference solution with another `measure`."""
+IN_BFLOAT16 = """
+def optimise(model, example):
+    import copy
+
+    fast = copy.deepcopy(model).bfloat16()  # half the bytes, and a thousandth of error
+
+    def run(*inputs):
+        return fast(*(x.bfloat16() for x in inputs)).float()
+
+    return run
+"""
+UPSIDE_DOWN = """
+def concurrency(run_one, run_all, n):
+    def took(f, *args):
+        start = time.perf_counter()
+        f(*args)
+        return time.perf_counter() - start
+
+    run_one(0)
+    return took(run_all) / sum(took(run_one, i) for i in range(n))
+"""
+ONE_BY_ONE = """
+def run_chains(xs, w, steps):
+    chains = list(xs)
+    for _ in range(steps):
+        chains = [torch.mm(x, w) for x in chains]
+    return torch.stack(chains)
+"""
+
+
+def _with(**functions: str) -> Callable[[dict], bytes]:
+    """The reference solution with other code in place of the functions of these names."""
 
     def make(notebook: dict) -> bytes:
-        cell = _answer(notebook)
-        before, rest = cell["source"].split("def measure", 1)
-        cell["source"] = (
-            f"{before}{function.strip()}\n\n\ndef is_asynchronous{rest.split('def is_asynchronous', 1)[1]}"
-        )
+        for name, code in functions.items():
+            cell = _answer(notebook, name)
+            function = re.compile(rf"^def {name}\(.*?(?=\n+^\S|\Z)", re.MULTILINE | re.DOTALL)
+            cell["source"] = function.sub(lambda _, code=code: code.strip(), cell["source"])
         return _bytes(notebook)
 
     return make
 
 
-def _answer(notebook: dict) -> dict:
-    return next(cell for cell in notebook["cells"] if cell.get("id") == "async-on-cpu-answer")
+def _answer(notebook: dict, function: str) -> dict:
+    """The answer cell that defines a function."""
+    return next(
+        cell
+        for cell in notebook["cells"]
+        if cell.get("id", "").endswith("-answer") and f"def {function}(" in cell["source"]
+    )
 
 
 def _bytes(notebook: dict) -> bytes:
@@ -97,27 +132,37 @@ def _cut_off(notebook: dict) -> bytes:
 
 
 def _answer_deleted(notebook: dict) -> bytes:
-    notebook["cells"].remove(_answer(notebook))
+    notebook["cells"].remove(_answer(notebook, "measure"))
     return _bytes(notebook)
 
 
-# student: (what they handed in, made from the solution; the status it must get)
-CLASS: dict[str, tuple[Callable[[dict], bytes], str]] = {
-    "ada": (_bytes, "pass"),
-    "bruno": (_with_measure(TIMES_ONLY_THE_LAUNCH), "fail"),
-    "chen": (_with_measure(CPU_TIME), "fail"),
-    "dolores": (_with_measure(CHEAT), "fail"),
-    "emil": (_with_measure(ENDLESS), "fail"),
-    "fatima": (_cut_off, "fail"),
-    "goro": (_answer_deleted, "fail"),
+# assignment: {student: (what they handed in, made from the solution; the status it must get)}
+CLASS: dict[str, dict[str, tuple[Callable[[dict], bytes], str]]] = {
+    "12-1": {
+        "ada": (_bytes, "pass"),
+        "bruno": (_with(optimise=IN_BFLOAT16), "fail"),
+    },
+    "12-2": {
+        "ada": (_bytes, "pass"),
+        "bruno": (_with(measure=TIMES_ONLY_THE_LAUNCH), "fail"),
+        "chen": (_with(measure=CPU_TIME), "fail"),
+        "dolores": (_with(measure=CHEAT), "fail"),
+        "emil": (_with(measure=ENDLESS), "fail"),
+        "fatima": (_cut_off, "fail"),
+        "goro": (_answer_deleted, "fail"),
+    },
+    "12-3": {
+        "ada": (_bytes, "pass"),
+        "bruno": (_with(concurrency=UPSIDE_DOWN, run_chains=ONE_BY_ONE), "fail"),
+    },
 }
 
 
-def solution(course: Path) -> dict:
+def solution(course: Path, assignment: str) -> dict:
     """The released notebook with the reference answers in it, as a student who knows would hand it in."""
 
     def read(step: str) -> dict:
-        return json.loads((course / step / ASSIGNMENT / f"{ASSIGNMENT}.ipynb").read_text(encoding="utf-8"))
+        return json.loads((course / step / assignment / f"{assignment}.ipynb").read_text(encoding="utf-8"))
 
     released = read("release")
     for cell, original in zip(released["cells"], read("source")["cells"], strict=True):
@@ -127,27 +172,47 @@ def solution(course: Path) -> dict:
     return released
 
 
-def hand_in(course: Path) -> None:
+def hand_in(course: Path, assignment: str) -> None:
     """Write the class's notebooks into submitted/, where they aren't there already."""
-    for name, (make, _) in CLASS.items():
-        path = course / "submitted" / f"{PREFIX}{name}" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb"
-        content = make(solution(course))
+    for name, (make, _) in CLASS[assignment].items():
+        path = course / "submitted" / f"{PREFIX}{name}" / assignment / f"{assignment}.ipynb"
+        content = make(solution(course, assignment))
         if not path.is_file() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
 
 
-def give_feedback(course: Path) -> None:
+def give_feedback(course: Path, assignment: str) -> None:
     """nbgrader's feedback pages, where one is missing or older than its grades."""
 
     def page_is_old(graded: Path) -> bool:
         page = course / "feedback" / graded.relative_to(course / "autograded").with_suffix(".html")
         return not page.is_file() or page.stat().st_mtime < graded.stat().st_mtime
 
-    if any(page_is_old(path) for path in (course / "autograded").glob(f"{PREFIX}*/{ASSIGNMENT}/*.ipynb")):
+    if any(page_is_old(path) for path in (course / "autograded").glob(f"{PREFIX}*/{assignment}/*.ipynb")):
         settings = Config()
         settings.CourseDirectory.student_id = f"{PREFIX}*"
-        nbgrader_app.run("generate_feedback", [ASSIGNMENT, "--force"], course, settings)
+        nbgrader_app.run("generate_feedback", [assignment, "--force"], course, settings)
+
+
+def graded_as_due(course: Path, assignment: str, unsafe: bool) -> bool:
+    """Grade one assignment and print its table; False where the results aren't those that were due."""
+    try:
+        course_files.release(assignment, course)
+        hand_in(course, assignment)
+        rows = farm.grade(assignment, course, student=f"{PREFIX}*", unsafe=unsafe)
+        print(farm.table(rows), flush=True)
+        give_feedback(course, assignment)
+    except (farm.GradingFailed, nbgrader_app.NbgraderFailed, ValueError) as error:
+        print(f"demo: {assignment}: {error}", file=sys.stderr)
+        return False
+    # Noise may leave a verdict open, on any machine; a wrong one is a fault of the course.
+    due = {f"{PREFIX}{name}": status for name, (_, status) in CLASS[assignment].items()}
+    wrong = [row.student for row in rows if row.status not in (due[row.student], "inconclusive")]
+    wrong += sorted(set(due) - {row.student for row in rows})
+    if wrong:
+        print(f"demo: {assignment}: not the result that was due: {', '.join(wrong)}", file=sys.stderr)
+    return not wrong
 
 
 def main_demo(argv: list[str]) -> int:
@@ -156,26 +221,15 @@ def main_demo(argv: list[str]) -> int:
     parser.add_argument("--unsafe-no-sandbox", action="store_true", help="run the answers unprotected")
     args = parser.parse_args(argv)
     course = args.course_dir.resolve()
-    course_files.release(ASSIGNMENT, course)
-    hand_in(course)
-    try:
-        rows = farm.grade(ASSIGNMENT, course, student=f"{PREFIX}*", unsafe=args.unsafe_no_sandbox)
-    except farm.GradingFailed as error:
-        print(f"demo: {error}", file=sys.stderr)
-        return 1
-    give_feedback(course)
-    print(farm.table(rows))
-    print()
+    done = []
+    for assignment in CLASS:
+        print(assignment, flush=True)
+        done.append(graded_as_due(course, assignment, args.unsafe_no_sandbox))
+        print(flush=True)
     for what, path in (
         ("site", ROOT / "_build" / "html" / "index.html"),
-        ("feedback", course / "feedback" / f"{PREFIX}ada" / ASSIGNMENT / f"{ASSIGNMENT}.html"),
+        *(("feedback", course / "feedback" / f"{PREFIX}ada" / name / f"{name}.html") for name in CLASS),
         ("gradebook", course / "gradebook.db"),
     ):
         print(f"{what:10} {os.path.relpath(path)}{'' if path.exists() else '  (not built yet)'}")
-    # Noise may leave a verdict open, on any machine; a wrong one is a fault of the course.
-    due = {f"{PREFIX}{name}": status for name, (_, status) in CLASS.items()}
-    wrong = [row.student for row in rows if row.status not in (due[row.student], "inconclusive")]
-    wrong += sorted(set(due) - {row.student for row in rows})
-    if wrong:
-        print(f"demo: not the result that was due: {', '.join(wrong)}", file=sys.stderr)
-    return 1 if wrong else 0
+    return 0 if all(done) else 1

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 
-from grader.sandbox import bubblewrap, cgroup_roots, why_no_box
+from grader import sandbox
 from perflab import bench, judge, machine
 from perflab.host import has_seccomp
 
@@ -17,18 +17,24 @@ from perflab.host import has_seccomp
 def findings() -> list[tuple[str, bool | None, str]]:
     """(what, fine?, in words); None where it is neither good nor bad."""
     found: list[tuple[str, bool | None, str]] = []
-    reason = why_no_box()
-    found.append(("sandbox", reason is None, reason or f"bubblewrap at {bubblewrap()} makes one"))
+    reason = sandbox.why_no_box()
+    found.append(("sandbox", reason is None, reason or f"bubblewrap at {sandbox.bubblewrap()} makes one"))
     found.append((
         "system call filter", has_seccomp(),
         "libseccomp is here: a second layer inside the sandbox" if has_seccomp()
         else "libseccomp is missing; install `libseccomp2` and the Python package `pyseccomp`. Namespaces alone hold the answer",
     ))  # fmt: skip
-    roots = [str(root) for root in cgroup_roots()]
+    limited = sandbox.limited_for_a_whole_box()
     found.append((
-        "memory and process limits", bool(roots) or None,
-        f"cgroups under {', '.join(roots)} bound a whole sandbox" if roots
-        else "no cgroup is writable: limits hold for each process alone (rlimits), so an answer with many processes may use that many times as much",
+        "memory limit", "memory" in limited or None,
+        "a cgroup bounds a whole sandbox, the kernel's memory for its files (inodes) included" if "memory" in limited
+        else "no cgroup can limit memory here: the limit holds for each process alone (rlimit), so an answer with many processes may use that many"
+        " times as much. Nothing bounds the number of files (inodes) but the kernel's default, and nothing shared memory that no process maps",
+    ))  # fmt: skip
+    found.append((
+        "process limit", "processes" in limited or None,
+        "a cgroup counts the processes of each sandbox" if "processes" in limited
+        else "no cgroup can count processes here: the limit (an rlimit) may be on those of all sandboxes together",
     ))  # fmt: skip
     root = os.geteuid() == 0
     found.append(("user", None, "root: answers run as nobody (65534)" if root else "not root: answers run as you, in a user namespace with no right"))
@@ -76,7 +82,7 @@ def main_doctor(arguments: list[str]) -> int:
         width = max(len(w) for w, _, _ in found)
         for what, ok, text in found:
             print(f"{ {True: '✓', False: '✗', None: '·'}[ok] } {what:{width}}  {text}")
-    sandbox = next(ok for what, ok, _ in found if what == "sandbox")
-    if not sandbox:
+    isolated = next(ok for what, ok, _ in found if what == "sandbox")
+    if not isolated:
         print("No sandbox: nothing can be graded here unless --unsafe-no-sandbox is given.", file=sys.stderr)
-    return 0 if sandbox else 1
+    return 0 if isolated else 1

@@ -56,6 +56,9 @@ c.Autograde.autograde_preprocessors = [
     CheckCellMetadata,
 ]
 
+# Validate runs the check cells, and a check measures: after nbgrader's 30 s a right answer would be said to fail.
+c.Execute.timeout = 600
+
 # Feedback and formgrader show what students wrote: no script of theirs may run there. Nor is one fetched from afar.
 c.HTMLExporter.sanitize_html = True
 c.HTMLExporter.require_js_url = ""

@@ -185,7 +185,7 @@ class _Cgroups:
             "cpuacct": {},
         }
         version_2 = {"memory.max": memory_bytes, "memory.swap.max": 0, "pids.max": processes}
-        name, written = f"perflab-{uuid.uuid4().hex[:12]}", set()
+        name = f"perflab-{uuid.uuid4().hex[:12]}"
         for root in roots:
             folder = root / name
             try:
@@ -195,12 +195,11 @@ class _Cgroups:
                     if file in _SWAP_LIMITS and not (folder / file).exists():
                         continue
                     (folder / file).write_text(str(value))
-                    written.add("processes" if file == "pids.max" else "memory")
+                    self.limited.add("processes" if file == "pids.max" else "memory")
             except OSError:
                 self.remove()
-                self._folders = []
+                self._folders, self.limited = [], set()
                 return
-        self.limited = written
         files = (folder / name for folder in self._folders for name in ("cpuacct.usage", "cpu.stat"))
         self._cpu_file = next(filter(Path.exists, files), None)
 

@@ -22,6 +22,8 @@ NOISES = ("none", "cpu", "memory", "io", "bursts")
 # An answer whose first line contains this fails whatever the clock says; three repeats tell as much as twenty.
 UNTIMED_MARK = "[correctness]"
 UNTIMED_REPEATS = 3
+# The share of verdicts that may be undecided while the machine is left alone, and while it is disturbed.
+UNDECIDED_QUIET, UNDECIDED_DISTURBED = 0.02, 0.20
 
 
 def _alive(parent: int) -> bool:
@@ -76,7 +78,8 @@ def noise(kind: str):
         child.start()
     if children:
         time.sleep(1)
-    def check():
+
+    def check() -> None:
         if not all(child.is_alive() for child in children):
             raise RuntimeError(f"a child that makes the noise {kind!r} ended by itself; the trial would show quiet verdicts")
 
@@ -142,9 +145,22 @@ def flipped(row: dict) -> bool:
     return bool(row["fail"] if row["expected"] == "pass" else row["pass"])
 
 
+def undecided(rows: list[dict]) -> tuple[str, bool]:
+    """What share of one noise's verdicts is undecided, in words, and whether that is too much."""
+    limit = UNDECIDED_QUIET if rows[0]["noise"] == "none" else UNDECIDED_DISTURBED
+    shares = {}
+    for of, chosen in (("right answers", [row for row in rows if row["expected"] == "pass"]), ("all answers", rows)):
+        if chosen:
+            shares[of] = sum(row["inconclusive"] for row in chosen), sum(row["n"] for row in chosen)
+    too_many = any(count > limit * n for count, n in shares.values())
+    said = ", ".join(f"{count / n:.1%} of {of} ({count} of {n})" for of, (count, n) in shares.items())
+    return f"undecided, noise {rows[0]['noise']}: {said}; at most {limit:.0%}" + ("  <-- too many" if too_many else ""), too_many
+
+
 def main_trial(arguments: list[str]) -> int:
-    """Prints the table; exit status 1 where a verdict was on the wrong side."""
+    """Prints the table. Exit status 1: a verdict on the wrong side, or too many undecided; 2: misuse, or no sandbox."""
     from perflab import judge
+    from perflab.launch import SandboxError
 
     parser = argparse.ArgumentParser(prog="python -m grader trial", description=__doc__)
     parser.add_argument("slug")
@@ -155,6 +171,8 @@ def main_trial(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.slug not in judge.slugs():
         parser.error(f"there is no exercise {options.slug!r}; there are: {', '.join(judge.slugs())}")
+    if options.repeat < 1:
+        parser.error("--repeat needs a number from 1 up")
     folder = options.answers or Path(__file__).parent.parent / "tests" / "answers" / options.slug
     answers = sorted(folder.glob(f"{options.only}.py"))
     if not answers:
@@ -169,10 +187,16 @@ def main_trial(arguments: list[str]) -> int:
         for message in row["unsaid"][:1]:
             print("    said instead: " + message.split("\n\n")[0].replace("\n", "\n    "), flush=True)
 
-    rows = []
-    for kind in NOISES if options.noise == "all" else [options.noise]:
-        rows += trial(options.slug, answers, options.repeat, kind, report=report)
-    bad = [row for row in rows if flipped(row)]
+    noises = NOISES if options.noise == "all" else [options.noise]
+    try:
+        tables = [trial(options.slug, answers, options.repeat, kind, report=report) for kind in noises]
+    except SandboxError as error:
+        print(f"python -m grader trial: {error}", file=sys.stderr)
+        return 2
+    shares = [undecided(rows) for rows in tables]
+    for said, _ in shares:
+        print(said)
+    bad = sum(flipped(row) for rows in tables for row in rows)
     if bad:
-        print(f"{len(bad)} of {len(rows)} rows on the wrong side", file=sys.stderr)
-    return 1 if bad else 0
+        print(f"{bad} of {sum(map(len, tables))} rows on the wrong side", file=sys.stderr)
+    return int(bool(bad) or any(too_many for _, too_many in shares))

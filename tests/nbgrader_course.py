@@ -78,12 +78,12 @@ def duplicate(original: Course, folder: Path) -> Course:
 
 
 def command(*arguments: str, **more) -> subprocess.CompletedProcess:
-    """A command of the environment (nbgrader …, or python -m grader …) as an instructor runs it, in grader/."""
+    """A command of the environment (nbgrader …, or python -m grader …) as an instructor runs it, in grader/, or in `cwd`."""
     program = [sys.executable, "-m", *arguments]
     environment = dict(os.environ) | more.pop("environment", {})
     return subprocess.run(
         program,
-        cwd=ROOT / "grader",
+        cwd=more.pop("cwd", ROOT / "grader"),
         capture_output=True,
         text=True,
         timeout=more.pop("timeout_s", 240),

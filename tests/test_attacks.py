@@ -1,7 +1,7 @@
 """A class of cheats, graded through the whole pipeline: each gets the score that an honest look at its answer gives.
 
 The kinds are those that have worked against notebook and timing graders somewhere. Attacks that are one exercise's own
-(caching, warm-up, precision, threads, C) are among tests/answers/; attacks on the sandbox in test_sandbox.py;
+(caching, warm-up, precision, NaN, threads, C) are among tests/answers/; attacks on the sandbox in test_sandbox.py;
 edited, deleted, duplicated and retyped cells in test_rebuild.py.
 """
 
@@ -12,10 +12,8 @@ import json
 import pytest
 from nbgrader_course import command
 
-from grader import sandbox
-
 pytestmark = [
-    pytest.mark.skipif(sandbox.why_no_box() is not None, reason=f"no sandbox here: {sandbox.why_no_box()}"),
+    pytest.mark.usefixtures("needs_sandbox"),
     pytest.mark.timeout(900),  # one fixture grades the whole class
 ]
 
@@ -29,7 +27,8 @@ def without_wait(source: str) -> str:
     return source.replace("        wait()\n        finished = time.perf_counter()\n", "        finished = time.perf_counter()\n        wait()\n")
 
 
-# name: (code that goes before the answer, whether the answer is right, points, words of the row's reason or None)
+# name: (code that goes before the answer, whether the answer is right, points, words of the row's reason or None). Where the
+# points are those of the wrong answer, the reason is that answer's.
 ATTACKS = {
     "control-right": ("", True, RIGHT, None),
     "control-wrong": ("", False, WRONG, "wait()"),
@@ -47,7 +46,7 @@ ATTACKS = {
         "import perflab.judge, perflab.launch\nperflab.judge.Parts.add = lambda *a, **k: True\n"
         "perflab.launch.is_float = lambda v: True\n", False, WRONG, None),
     "patched-host": (
-        "import perflab.host, perflab.wire\nperflab.wire.encode = lambda *a, **k: ({'status': 'pass', 'points': 10}, [])\n", False, 0, None),
+        "import perflab.host, perflab.wire\nperflab.wire.encode = lambda *a, **k: ({'status': 'pass', 'points': 10}, [])\n", False, 0, "malformed"),
     "printed-grade": ("print(10)\nprint('{\"status\": \"pass\", \"points\": 10}')\n", False, WRONG, None),
     "grade-as-last-value": ("10\n", False, WRONG, None),
     "environment": ("import os\nos.environ['PERFLAB_AUTOGRADE'] = '0'\nos.environ['GRADER_UNSAFE_NO_SANDBOX'] = '1'\n", False, WRONG, None),
@@ -56,7 +55,7 @@ ATTACKS = {
     "exit-at-once": ("import os\nos._exit(0)\n", True, 0, "ended before"),
     "module-shadowing": (
         "import pathlib, sys\nfor name in ('torch', 'numpy', 'sitecustomize', 'statistics'):\n"
-        "    pathlib.Path(name + '.py').write_text('raise SystemExit(0)')\nsys.path.insert(0, '.')\n", True, 0, None),
+        "    pathlib.Path(name + '.py').write_text('raise SystemExit(0)')\nsys.path.insert(0, '.')\n", True, 0, "must return, not exit"),
     "solutions-from-disk": (
         "import os, sys\nseen = []\nfor top, folders, files in os.walk('/'):\n    depth = top.count('/')\n"
         "    if depth > 5 or top.startswith(('/proc', '/usr', sys.prefix, sys.base_prefix)):\n        folders[:] = []\n"
@@ -72,7 +71,7 @@ ATTACKS = {
     "background-process": (
         "import subprocess\nsubprocess.Popen(['/bin/sh', '-c', 'trap \"\" TERM; while :; do :; done'], start_new_session=True)\n", True, RIGHT, None),
     "zombies": ("import os\nfor _ in range(20):\n    if os.fork() == 0:\n        os._exit(0)\n", True, RIGHT, None),
-    "fork-bomb": ("import os\nwhile True:\n    os.fork()\n", True, 0, None),
+    "fork-bomb": ("import os\nwhile True:\n    os.fork()\n", True, 0, "Your "),
     "fills-the-disk": (
         "i = 0\nwhile True:\n    with open(f'/tmp/{i}', 'wb') as f:\n        f.write(bytes(1 << 26))\n    i += 1\n", True, 0, "No space left"),
     "one-line-of-60-megabytes": ("print('x' * 60_000_000)\n", True, 0, "printed more than"),
@@ -83,11 +82,21 @@ ATTACKS = {
         "from IPython.display import HTML, Javascript, display\ndisplay(HTML('<script>alert(1)</script><img src=x onerror=alert(2)>'))\n"
         "display(Javascript('alert(3)'))\n", True, RIGHT, None),
     "reads-a-password": ("input('password: ')\n", True, 0, "EOFError"),
-    "kills-everyone": ("import os, signal\nfor pid in range(1, 400):\n    try:\n        if pid != os.getpid(): os.kill(pid, signal.SIGKILL)\n    except OSError:\n        continue\n", True, None, None),
+    "kills-everyone": ("import os, signal\nfor pid in range(1, 400):\n    try:\n        if pid != os.getpid(): os.kill(pid, signal.SIGKILL)\n    except OSError:\n        continue\n", True, RIGHT, None),
+    "changes-the-clock": ("import time\ntime.perf_counter = lambda: 0.0\n", False, 3, "your total_s is 0 ms"),
+    "sleeps-for-ever": ("import time\ntime.sleep(10**6)\n", True, 0, "did not finish within"),
+}  # fmt: skip
+
+
+# The same for what comes behind the answer.
+APPENDED = {
     "pickle-payload": (
-        "class Payload:\n    def __reduce__(self):\n        import os\n        return os.system, ('touch /tmp/payload',)\n"
-        "is_asynchronous_payload = Payload()\n", True, RIGHT, None),
-    "changes-the-clock": ("import time\ntime.perf_counter = lambda: 0.0\n", True, None, None),
+        "\n\nclass Payload:\n    def __reduce__(self):\n        import os\n        return os.system, ('touch /tmp/payload',)\n\n\n"
+        "def measure(launch, wait):\n    return Payload()\n", 3, "`measure` must return"),
+    "not-a-number": ("\n\ndef measure(launch, wait):\n    launch(), wait(), launch(), wait()\n    return float('nan'), float('nan')\n", 3, "finite"),
+    "patched-event": (
+        "\nimport threading\nthreading.Event.wait = lambda *a, **k: True\nthreading.Event.is_set = lambda *a: True\n"
+        "threading.Thread.join = lambda *a, **k: None\n", RIGHT, None),
 }  # fmt: skip
 
 
@@ -98,6 +107,8 @@ def rows(released_course, tmp_path_factory):
     course = duplicate(released_course, tmp_path_factory.mktemp("attacks") / "course")
     for name, (prefix, right, _, _) in ATTACKS.items():
         course.submit(name, course.solution(lambda source, p=prefix, r=right: p + (source if r else without_wait(source))))
+    for name, (suffix, _, _) in APPENDED.items():
+        course.submit(name, course.solution(lambda source, s=suffix: source + s))
     for again in ([], ["--retry"], ["--retry"]):  # what noise leaves open is asked again
         done = command("grader", "grade", "12-2", "--json", "--course-dir", str(course.folder), *again, timeout_s=900)
         assert done.returncode == 0, done.stderr
@@ -108,19 +119,17 @@ def rows(released_course, tmp_path_factory):
 
 
 def test_everybody_has_a_row(rows):
-    assert set(rows[0]) == set(ATTACKS)
+    assert set(rows[0]) == set(ATTACKS) | set(APPENDED)
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", [*ATTACKS, *APPENDED])
 def test_the_score_is_the_answers_own(rows, name):
-    _, right, points, says = ATTACKS[name]
+    points, says = (ATTACKS | APPENDED)[name][-2:]
     row = rows[0][name]
-    if points is not None:
-        assert row["score"] == points, row
-    elif not right:
-        assert row["score"] < RIGHT, row
-    if says:
-        assert says in row["reason"], row
+    assert row["score"] == points, row
+    if points == WRONG:
+        says = "wait()"  # the honest reason: what is wrong with the answer, not with the cheat
+    assert (says or "") in row["reason"], row
 
 
 def test_the_gradebook_agrees(rows):

@@ -31,14 +31,18 @@ def rows_of(done):
     return {row["student"]: row for row in map(json.loads, done.stdout.splitlines())}
 
 
+# The first case of each thing that is said of one: in the cells, the notebook and the folder, with full credit and without.
+# test_rebuild.py and test_nbgrader.py have them all.
+BROKEN = [case for n, case in enumerate(CASES) if case.says not in {earlier.says for earlier in CASES[:n]}][:30]
+
+
 def fill_class(course):
-    """Sixty submissions, more than half of them broken in as many ways; returns the scores that are due."""
+    """Thirty submissions broken in as many ways, and thirty honest ones; returns the scores that are due."""
     due = {}
-    for case in CASES:
+    for case in BROKEN:
         case.make(course.place(case.name), course.solution())
         due[case.name] = 10 if case.outcome == "full" else 0
-    number = 0
-    while len(due) < 60:
+    for number in range(30):
         points = number % 11
         verdict = "pass 10" if points == 10 else f"fail {points}"
         student = f"honest-{number:02}"
@@ -46,12 +50,12 @@ def fill_class(course):
             student, course.solution(lambda source, v=verdict, n=number: f"{source}\n# {n}\n# verdict: {v}")
         )
         due[student] = points
-        number += 1
     return due
 
 
 def test_a_class_of_sixty_half_of_it_broken(course):
     due = fill_class(course)
+    assert len(due) == 60 and {due[case.name] for case in BROKEN} == {0, 10}
     start = time.perf_counter()
     done = grade(course, "--json", environment=FAKE)
     rows = rows_of(done)
@@ -431,24 +435,49 @@ def test_demonstration_class_and_again(course, fake_judge, monkeypatch, capsys):
     fake, asked = judging.judge_answer, []
 
     def judge(slug, cells, **options):
-        asked.append(cells)
-        right = "finished - start" in cells[0]  # the reference answer's own line
+        asked.append(slug)
+        # lines of the reference answers' own
+        right = any(line in cells[0] for line in ("torch.compile(", "finished - start", "sum(alone)", "torch.matmul("))
         return fake(slug, ["# verdict: pass 10" if right else "# verdict: fail 2"], **options)
 
     monkeypatch.setattr(judging, "judge_answer", judge)
     monkeypatch.setattr(farm, "compute", in_this_process)
     assert demo.main_demo([f"--course-dir={course.folder}"]) == 0
     shown = capsys.readouterr().out
-    assert [line.split()[0] for line in shown.splitlines()[1:8]] == [
-        f"demo-{name}" for name in sorted(demo.CLASS)
-    ]
-    assert re.search(r"demo-ada +10/14", shown) and "demo-fatima/" not in shown
+    tables = shown.split("\n\n")
+    for assignment, table in zip(demo.CLASS, tables, strict=False):
+        names = [f"demo-{name}" for name in sorted(demo.CLASS[assignment])]
+        assert [line.split()[0] for line in table.splitlines()] == [assignment, "student", *names]
+    for table, scores in zip(tables, (("10/14", "2/14"), ("10/14", "2/14"), ("20/24", "4/24")), strict=False):
+        assert [re.search(rf"demo-{name} +(\S+)", table)[1] for name in ("ada", "bruno")] == list(scores)
+    assert "demo-fatima/" not in shown
     assert all(f"\n{what} " in shown for what in ("site", "feedback", "gradebook"))
     pages = sorted((course.folder / "feedback").rglob("*.html"))
-    assert len(pages) == len(demo.CLASS) == 7
-    assert len(asked) == 5  # nothing was asked about the cut-off notebook and the deleted answer
+    assert len(pages) == sum(map(len, demo.CLASS.values())) == 11
+    # nothing was asked about the cut-off notebook and the deleted answer
+    counts = {"faster-model": 2, "async-on-cpu": 5, "eight-operations": 2, "small-operations": 2}
+    assert {slug: asked.count(slug) for slug in asked} == counts
 
     before = [page.stat().st_mtime_ns for page in pages]
     assert demo.main_demo([f"--course-dir={course.folder}"]) == 0
     assert capsys.readouterr().out == shown
-    assert len(asked) == 5 and [page.stat().st_mtime_ns for page in pages] == before
+    assert len(asked) == 11 and [page.stat().st_mtime_ns for page in pages] == before
+
+
+def test_demonstration_class_goes_on_where_one_assignment_fails(course, fake_judge, monkeypatch, capsys):
+    from grader import demo
+
+    def compute(tasks, *rest):
+        if any(task.slug == "async-on-cpu" for task in tasks):
+            raise farm.GradingFailed("no machine for it")
+        return in_this_process(tasks, *rest)
+
+    monkeypatch.setattr(farm, "compute", compute)
+    wrong = (demo._with(optimise="# verdict: fail 2"), "fail")
+    lazy = (demo._with(concurrency="# verdict: fail 2"), "pass")
+    monkeypatch.setattr(demo, "CLASS", {"12-1": {"bruno": wrong}, "12-2": {"ada": (demo._bytes, "pass")}, "12-3": {"chen": lazy}})
+    assert demo.main_demo([f"--course-dir={course.folder}"]) == 1
+    said = capsys.readouterr()
+    assert re.search(r"12-1\nstudent.*\ndemo-bruno +2/14.*\n\n12-2\n\n12-3\nstudent.*\ndemo-chen +12/24", said.out)
+    assert "demo: 12-2: no machine for it\n" in said.err
+    assert "demo: 12-3: not the result that was due: demo-chen\n" in said.err and "demo: 12-1" not in said.err

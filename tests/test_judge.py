@@ -2,6 +2,8 @@
 
 import json
 import math
+import multiprocessing
+import threading
 import time
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from grader import judging, trial
 from perflab import bench, judge, wire
 from perflab.judge import Parts, Session
-from perflab.launch import AnswerFailed
+from perflab.launch import AnswerFailed, SandboxError
 from perflab.wire import Proxy
 
 
@@ -277,6 +279,45 @@ def test_inconclusive_is_tried_once_more_when_quiet(monkeypatch):
     assert verdict.status == "pass" and "first_try" in verdict.evidence
 
 
+def test_the_evidence_says_where_the_time_went(monkeypatch):
+    def one_question(session):
+        session.answer()
+        time.sleep(0.2)
+        made = Parts("async-on-cpu", 10)
+        made.add("a", 10, True, "x", "y")
+        return made.verdict()
+
+    monkeypatch.setattr(judge.exercise("async-on-cpu"), "judge", one_question)
+    spent = judging.judge_answer("async-on-cpu", ["1 / 0\n"]).evidence
+    assert spent["seconds"] == spent["probe_s"] > 0
+    assert spent["waited_s"] == spent["hosts_s"] == spent["measured_s"] == 0
+
+    holds, enough = threading.Event(), threading.Event()
+
+    def other_measurement():
+        with judge.measurement_lease():
+            holds.set()
+            enough.wait(30)
+
+    other = threading.Thread(target=other_measurement)
+    other.start()
+    assert holds.wait(120)
+    threading.Timer(2, enough.set).start()
+    began = time.monotonic()
+    spent = judging.judge_answer("async-on-cpu", ["measure = is_asynchronous = survey = print\n"]).evidence
+    whole_s = time.monotonic() - began
+    other.join()
+    assert spent["seconds"] == pytest.approx(spent["probe_s"] + spent["hosts_s"] + spent["measured_s"], abs=0.003)
+    assert spent["seconds"] + spent["waited_s"] <= whole_s + 0.003
+    assert spent["measured_s"] >= 0.2 and spent["probe_s"] > 0 and spent["hosts_s"] > 0
+    assert spent["waited_s"] + spent["probe_s"] > 1.5  # the other one held the lease for 2 s
+
+
+def test_hosts_that_start_at_once_count_once(session):
+    session._spans[:] = [(10.0, 12.0), (11.0, 13.0), (11.5, 12.5), (20.0, 21.0)]
+    assert session.hosts_s == pytest.approx(4.0)
+
+
 def test_the_seed_decides_the_inputs():
     a, b, c = (np.random.default_rng(s).random(4) for s in (1, 1, 2))
     assert np.array_equal(a, b) and not np.array_equal(a, c)
@@ -311,13 +352,71 @@ def test_a_trial_counts_verdicts_and_messages(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(judging, "judge_answer", verdict)
     assert trial.main_trial(["async-on-cpu", "--answers", str(tmp_path), "--repeat", "5"]) == 0
-    head, right, first, second, instead = capsys.readouterr().out.splitlines()
+    head, right, first, second, instead, shares = capsys.readouterr().out.splitlines()
     assert right.split()[:6] == ["right-c", "none", "5", "5", "0", "0"]
     assert first.split()[2:4] == ["5", "0"] and first.split()[-1] == "0"
     assert second.split()[2:4] == ["3", "0"] and second.split()[-1] == "3"
     assert "too slow" in instead
+    assert shares == "undecided, noise none: 0.0% of right answers (0 of 5), 0.0% of all answers (0 of 13); at most 2%"
     (tmp_path / "right-c.py").write_text("fail\n")
     assert trial.main_trial(["async-on-cpu", "--answers", str(tmp_path), "--repeat", "1"]) == 1
+
+
+def made_rows(noise, n, right, wrong):
+    """Two answers' rows of a trial, judged `n` times each, of which so many were undecided."""
+    return [{"noise": noise, "n": n, "expected": e, "inconclusive": i} for e, i in (("pass", right), ("fail", wrong))]
+
+
+@pytest.mark.parametrize(
+    ("noise", "n", "right", "wrong", "too_many"),
+    [
+        ("none", 100, 2, 2, False), ("none", 100, 3, 0, True), ("none", 100, 0, 5, True),
+        ("cpu", 100, 20, 20, False), ("cpu", 100, 21, 0, True), ("bursts", 100, 0, 41, True),
+    ],
+)  # fmt: skip
+def test_a_trial_knows_how_many_may_be_undecided(noise, n, right, wrong, too_many):
+    said, found = trial.undecided(made_rows(noise, n, right, wrong))
+    assert found is too_many and ("too many" in said) is too_many
+    assert f"({right} of {n})" in said and f"({right + wrong} of {2 * n})" in said
+
+
+def test_a_trial_fails_where_too_many_are_undecided(tmp_path, monkeypatch, capsys):
+    (tmp_path / "right-a.py").write_text("pass\n")
+    verdict = judge.Verdict("async-on-cpu", "inconclusive", 0.0, 10.0, {"seconds": 1.0}, "? too noisy\n\n? 太吵")
+    monkeypatch.setattr(judging, "judge_answer", lambda slug, cells, unsafe: verdict)
+    assert trial.main_trial(["async-on-cpu", "--answers", str(tmp_path), "--repeat", "2"]) == 1
+    assert "100.0% of right answers (2 of 2)" in capsys.readouterr().out
+
+
+def test_a_trial_says_why_it_can_not_be(tmp_path, monkeypatch, capsys):
+    (tmp_path / "right-a.py").write_text("pass\n")
+
+    def no_sandbox(slug, cells, unsafe):
+        raise SandboxError("answers can't be isolated here")
+
+    monkeypatch.setattr(judging, "judge_answer", no_sandbox)
+    assert trial.main_trial(["async-on-cpu", "--answers", str(tmp_path)]) == 2
+    assert "can't be isolated" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        trial.main_trial(["async-on-cpu", "--answers", str(tmp_path), "--repeat", "0"])
+    assert ended.value.code == 2 and "--repeat" in capsys.readouterr().err
+
+
+def test_noise_that_ends_by_itself_is_an_error(monkeypatch):
+    others = set(multiprocessing.active_children())
+
+    def noisy():
+        return set(multiprocessing.active_children()) - others
+
+    with pytest.raises(RuntimeError, match="ended by itself"), trial.noise("cpu"):
+        for child in noisy():
+            child.kill()
+            child.join()
+    assert not noisy()
+    monkeypatch.setattr(trial, "_cpu", abs)  # of a number: it returns at once
+    with pytest.raises(RuntimeError, match="ended by itself"), trial.noise("cpu"):
+        while noisy():  # a busy machine may start it late
+            time.sleep(0.05)
 
 
 def test_noise_is_bounded_and_ends(monkeypatch):

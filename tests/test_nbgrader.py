@@ -1,8 +1,14 @@
 """nbgrader's own commands, with the course's settings: scores, feedback, exchange, formgrader's button."""
 
+import contextlib
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
+import sysconfig
+import time
 from pathlib import Path
 
 import nbformat
@@ -10,8 +16,10 @@ import pytest
 from broken_notebooks import ANSWER, CASES, CHECK, DISCUSS, find
 from nbgrader_course import ROOT, command
 
-from grader import nbgrader_app
-from grader.measure import as_html, check_outputs, clean_outputs
+from grader import farm, judging, nbgrader_app
+from grader.measure import Task, as_html, check_outputs, clean_outputs, perform
+from perflab import judge
+from perflab.exercises import cache_size
 
 
 def marked(verdict):
@@ -125,8 +133,6 @@ def test_the_judge_failing_stops_nobody_else(course, fake_judge):
 
 
 def test_content_decides_what_is_graded_again(course, fake_judge, monkeypatch):
-    from grader import judging
-
     asked = []
     real = judging.judge_answer
     monkeypatch.setattr(judging, "judge_answer", lambda *a, **k: asked.append(1) or real(*a, **k))
@@ -149,8 +155,6 @@ def test_content_decides_what_is_graded_again(course, fake_judge, monkeypatch):
 
 
 def test_force_measures_again_only_what_was_inconclusive(course, fake_judge, monkeypatch):
-    from grader import judging
-
     course.submit("alice", course.solution(marked("inconclusive 0")))
     course.submit("bob", course.solution(marked("fail 1")))
     autograde(course)
@@ -436,32 +440,34 @@ def test_first_command_where_the_environment_is_not_activated(tmp_path):
     assert (tmp_path / "release" / "12-2" / "12-2.ipynb").is_file()
 
 
+def students_folder(tmp_path, exchange):
+    """A folder with the settings that both READMEs tell a student to write, and the environment of a home of its own."""
+    found = []
+    for readme in ("README.md", "README.zh-CN.md"):
+        [lines] = re.findall(r"```python\n(c = get_config\(\)\n.*?)```", (ROOT / readme).read_text(), re.DOTALL)
+        found.append(re.sub(" *#.*", "", lines))
+    assert found[0] == found[1] and "/srv/nbgrader/exchange" in found[0]
+    folder = tmp_path / "student"
+    folder.mkdir()
+    (folder / "nbgrader_config.py").write_text(found[0].replace("/srv/nbgrader/exchange", str(exchange)))
+    return {"cwd": folder, "environment": {"HOME": str(folder), "USER": "zoe"}}
+
+
 def test_exchange_there_and_back(course, tmp_path):
-    """release_assignment → fetch_assignment → submit → collect, each as its user calls it."""
+    """release_assignment → fetch_assignment → submit → collect, each where its user calls it and with that user's settings."""
     exchange = tmp_path / "exchange"
     exchange.mkdir()
     exchange.chmod(0o777)
     home = {"COURSE_EXCHANGE": str(exchange)}
     where = f"--course-dir={course.folder}"
     assert command("nbgrader", "release_assignment", "12-2", where, environment=home).returncode == 0
-    student = tmp_path / "student"
-    student.mkdir()
-    options = [f"--Exchange.root={exchange}", "--course=computational-performance"]
-    cached = f"--Exchange.cache={tmp_path / 'cache'}"
-    fetch = command("nbgrader", "fetch_assignment", "12-2", *options, f"--Exchange.assignment_dir={student}")
+    student = students_folder(tmp_path, exchange)
+    fetch = command("nbgrader", "fetch_assignment", "12-2", **student)
     assert fetch.returncode == 0, fetch.stderr
-    path = student / "12-2" / "12-2.ipynb"
+    path = student["cwd"] / "12-2" / "12-2.ipynb"
     assert json.loads(path.read_text())["cells"] == course.notebook("release")["cells"]
     path.write_text(json.dumps(course.solution()))
-    hand_in = command(
-        "nbgrader",
-        "submit",
-        "12-2",
-        *options,
-        cached,
-        f"--Exchange.assignment_dir={student}",
-        "--student=zoe",
-    )
+    hand_in = command("nbgrader", "submit", "12-2", "--student=zoe", **student)
     assert hand_in.returncode == 0, hand_in.stderr
     collected = command("nbgrader", "collect", "12-2", where, environment=home)
     assert collected.returncode == 0, collected.stderr
@@ -488,16 +494,150 @@ def test_exchange_there_and_back(course, tmp_path):
     assert (course.folder / "submitted" / "mal" / "12-2" / "12-2.ipynb").is_file()  # a person decides
 
 
+def test_validate_says_what_is_wrong(course, tmp_path):
+    """nbgrader #1908: it ends with 0 whatever it found. It can only be told of a wrong answer by an error."""
+    student = students_folder(tmp_path, tmp_path)
+    found = {}
+    for name, edit in (("wrong", lambda source: source.replace("launch_s < 0.5 * total_s", "True")), ("right", None)):
+        (student["cwd"] / f"{name}.ipynb").write_text(json.dumps(course.solution(edit)))
+        done = command("nbgrader", "validate", f"{name}.ipynb", **student)
+        assert done.returncode == 0, done.stderr
+        assert "Cell output is" not in done.stderr
+        found[name] = done.stdout
+    assert "VALIDATION FAILED ON 1 CELL(S)" in found["wrong"] and 'perflab.check("async-on-cpu"' in found["wrong"]
+    assert "Not passed: " in found["wrong"] and re.search("✗ .*`is_asynchronous", found["wrong"]) and "未通过：" in found["wrong"]
+    assert "Traceback" not in found["wrong"]
+    assert "Success!" in found["right"]
+
+
+# ------------------------------------------------------------ what others reported of nbgrader
+
+
+def test_a_file_named_as_one_of_the_instructors(course, fake_judge):
+    """#940: the instructor's takes the student's place. Here no file beside the notebook counts, and none is lost."""
+    for step, text in (("source", "the instructor's"), ("release", "the instructor's")):
+        (course.folder / step / "12-2" / "helper.py").write_text(text)
+    handed_in = course.submit("alice", course.solution(marked("fail 3"))).with_name("helper.py")
+    handed_in.write_text("the student's")
+    autograde(course)
+    assert course.grades()["alice"]["auto"] == 3
+    assert handed_in.read_text() == "the student's"
+    assert "the student's" not in {path.read_text() for path in (course.folder / "autograded").rglob("helper.py")}
+
+
+def test_packages_of_the_users_own_are_not_an_answers(tmp_path):
+    """#1842: what lies in the home of whoever grades, or on PYTHONPATH, is not there for an answer, boxed or not."""
+    site = Path(sysconfig.get_path("purelib", "posix_user", {"userbase": str(tmp_path)}))
+    site.mkdir(parents=True)
+    (site / "planted.py").touch()
+    answer = """
+import importlib.util, subprocess, sys
+def f():
+    ask = "import importlib.util; print(importlib.util.find_spec('planted'))"
+    child = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True).stdout.strip()
+    return importlib.util.find_spec("planted") is None, child, sys.flags.no_user_site
+"""
+    program = f"""
+import planted  # this process does see it
+from grader import judging
+from perflab.launch import Launcher
+for launcher in (judging.launcher(), Launcher()):
+    with launcher, launcher.start() as host:
+        host.run_answer([{answer!r}], ["f"])
+        print(host.call("f", inference=False))
+"""
+    environment = os.environ | {"HOME": str(tmp_path), "PYTHONUSERBASE": str(tmp_path), "PYTHONPATH": str(site)}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == [str((True, "None", 1))] * 2, done.stdout + done.stderr
+
+
+SECRETS_TOLD = {
+    # what it sees is printed, and raised when the last curve has been shown
+    "alice": "seen.extend([sizes, ns])\n    print(seen, flush=True)\n    if len(seen) < {twice}:\n        return known(sizes, ns)\n    raise ValueError(str(seen))",
+    # wrong on the secret ones alone
+    "bob": "return known(sizes, ns) if ns in public else []",
+}
+
+
+def test_nothing_hidden_is_in_the_feedback(course, monkeypatch):
+    """#917: secret cases, which a judge's evidence names and an answer's exception quotes, stay with the instructor."""
+    hidden = judging.hidden_cases("cache-size")
+    secret = json.loads((hidden / "latency-curves.json").read_text())["curves"]
+    public = json.loads(cache_size.PUBLIC_CURVES.read_text())["curves"]
+    estimator = (ROOT / "tests" / "answers" / "cache-size" / "right-plateaus.py").read_text()
+
+    def recorded_curves_only(slug, cells, **_):  # the part of the judge that shows secrets: without a clock
+        session = judge.Session("cache-size", cells, judging.launcher(), seed=1, hidden=hidden)
+        parts, evidence = judge.Parts("cache-size", 14), {}
+        with contextlib.closing(session), parts.attempt("recorded", 3):
+            cache_size._judge_recorded(session, parts, evidence)
+        return parts.verdict(evidence=evidence)
+
+    monkeypatch.setattr(judging, "judge_answer", recorded_curves_only)
+    for student, body in SECRETS_TOLD.items():
+        body = body.replace("{twice}", str(2 * len(secret + public)))
+        answer = f"{estimator}\nknown, seen, public = estimate, [], {[curve['ns'] for curve in public]}\n\ndef estimate(sizes, ns):\n    {body}\n"
+        course.submit(student, course.solution(lambda source, answer=answer: answer))
+    autograde(course)
+    nbgrader_app.run("generate_feedback", ["12-2"], course.folder)
+    pages = {student: (course.folder / "feedback" / student / "12-2" / "12-2.html").read_text() for student in SECRETS_TOLD}
+    assert "raised ValueError on a case that is kept secret" in pages["alice"]
+    assert f"those of {len(secret)} others, which are kept secret" in pages["bob"]
+    kept = json.dumps(course.graded("bob"))
+    for curve in secret:
+        assert curve["name"] in kept  # the instructor's copy
+        for page in pages.values():
+            assert curve["name"] not in page and ", ".join(map(str, curve["ns"][:3])) not in page
+
+
+def test_an_honest_submission_gives_no_warning(course, fake_judge):
+    """nbgrader's checksum warning fires for every honest student where there are hidden tests."""
+    course.submit("alice")
+    assert autograde(course) == []
+    assert nbgrader_app.run("generate_feedback", ["12-2"], course.folder) == []
+    [row] = farm.rows(course.folder, "12-2", "*", {})
+    assert (row.status, row.score, row.reason) == ("pass", 10, "Everything asked was shown.")
+    graded = course.graded("alice")
+    assert graded["metadata"]["perflab"]["reason"] is None and graded["metadata"]["perflab"]["notes"] == []
+    assert [cell["id"] for cell in graded["cells"]] == [cell["id"] for cell in course.notebook("release")["cells"]]
+    page = (course.folder / "feedback" / "alice" / "12-2" / "12-2.html").read_text()
+    assert "About the file" not in page and "checksum" not in page.casefold()
+
+
+WIDGET = """
+import asyncio
+import ipywidgets
+from IPython.display import display
+
+slider = ipywidgets.IntSlider()
+display(slider)
+"""
+# No browser will ever answer: the usual ways to wait for it.
+WAITS = {
+    "event loop": "moved = asyncio.Event()\nslider.observe(lambda change: moved.set(), 'value')\nawait moved.wait()",
+    "comm": "import threading\nanswered = threading.Event()\nslider.comm.on_msg(lambda message: answered.set())\nslider.send_state()\nanswered.wait()",
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_widget_does_not_hang_the_grading(wait):
+    start = time.perf_counter()
+    record = perform(Task("run", "", (WIDGET, WAITS[wait], "print('never')")), run_timeout_s=4)
+    assert time.perf_counter() - start < 60
+    shown, waited, after = record["outputs"]
+    assert [output["output_type"] for output in shown] == ["display_data"] and "IntSlider" in shown[0]["data"]["text/plain"]
+    assert "did not finish" in record["note"] and waited and after == []
+    with judging.launcher().start() as host:  # and in an answer cell it is no obstacle
+        host.run_answer([WIDGET + "def f():\n    return slider.value"], ["f"])
+        assert host.call("f", inference=False) == 0
+
+
 # ------------------------------------------------------------ formgrader
 
 
 def test_formgraders_autograde_button(course, browser, tmp_path):
     """A real server, a real browser: the button grades what the command grades."""
-    import os
     import socket
-    import subprocess
-    import sys
-    import time
     import urllib.request
 
     course.submit("right", course.solution())

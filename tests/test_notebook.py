@@ -50,6 +50,27 @@ def test_while_grading_it_does_nothing(monkeypatch):
     assert notebook.check("async-on-cpu") is None
 
 
+@pytest.mark.parametrize("status", ["pass", "inconclusive", "fail"])
+def test_nbgraders_validate_is_told_of_a_wrong_answer_only(status, shell, monkeypatch):
+    from perflab import judge
+
+    message = "Not passed: 0 points. " + "A long line. " * 20 + "\n\n未通过：0 分。"
+    monkeypatch.setattr(judge, "judge", lambda slug, *a, **k: judge.Verdict(slug, status, 0, 10, {}, message))
+    shell.run_cell(REFERENCE, store_history=True)
+    call = "perflab.check('async-on-cpu', measure, is_asynchronous, survey)"
+    monkeypatch.setenv("NBGRADER_EXECUTION", "validate")
+    result = shell.run_cell(f"import perflab\n{call}", store_history=True)
+    if status != "fail":
+        assert result.success and result.result is None
+        return
+    assert isinstance(result.error_in_exec, notebook.NotPassed) and str(result.error_in_exec) == message
+    shown = result.error_in_exec._render_traceback_()
+    assert " ".join(shown).split() == message.split()
+    assert max(map(len, shown)) <= 80
+    monkeypatch.delenv("NBGRADER_EXECUTION")
+    assert shell.run_cell(call, store_history=True).result.status == "fail"
+
+
 def test_misuse_is_explained(shell):
     with pytest.raises(ValueError, match="takes measure, is_asynchronous, survey"):
         notebook.check("async-on-cpu", len)

@@ -2,9 +2,9 @@
 
 import os
 import socket
+import struct
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -12,11 +12,13 @@ import pytest
 
 from grader import judging, sandbox
 from perflab import launch
+from perflab.exercises.async_on_cpu import Device
 from perflab.launch import AnswerFailed
+from perflab.wire import Proxy
 
 ROOT = Path(__file__).resolve().parent.parent
 
-pytestmark = pytest.mark.skipif(sandbox.why_no_box() is not None, reason=f"no sandbox here: {sandbox.why_no_box()}")
+pytestmark = pytest.mark.usefixtures("needs_sandbox")
 
 
 @pytest.fixture(scope="module")
@@ -199,18 +201,134 @@ def test_root_can_not_be_had_back(launcher):
     assert inside(launcher, attempt("subprocess.run(['su', '-c', 'id'], capture_output=True, stdin=subprocess.DEVNULL).returncode")) != 0
 
 
+# ---------------------------------------------------------------- secrets of the judge
+
+# Looks for doubles everywhere in its own process. What it looks for is sent in halves, so as not to be found itself.
+SEARCH = """
+import gc, struct, sys
+import numpy as np
+
+def by_reference(halves):
+    left, seen, found = [sys.modules, *gc.get_objects()], set(), 0
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            left.append(frame)
+            frame = frame.f_back
+    while left:
+        thing = left.pop()
+        if id(thing) not in seen:
+            seen.add(id(thing))
+            found += type(thing) is float and list(struct.unpack("<II", struct.pack("<d", thing))) in halves
+            left.extend(gc.get_referents(thing))
+    return found
+
+def in_memory(halves):
+    found = 0
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+        for start, end in [map(lambda x: int(x, 16), line.split()[0].split("-")) for line in maps if " rw" in line]:
+            while start < end:
+                memory.seek(start)
+                words = np.frombuffer(memory.read(min(end - start, 1 << 24)), np.uint32).reshape(-1, 2)
+                found += sum(int(((words[:, 0] == low) & (words[:, 1] == high)).sum()) for low, high in halves)
+                start += words.nbytes
+    return found
+
+def f(launch, wait, halves, control):
+    for _ in range(2):
+        launch(), wait()
+    return [search(wanted) for wanted in halves for search in (by_reference, in_memory)]
+"""
+
+
+def halves(*values):
+    return [list(struct.unpack("<II", struct.pack("<d", v))) for v in values]
+
+
+def test_a_device_is_not_in_the_answers_process(launcher):
+    """Neither in frames and objects nor, for ctypes, anywhere in memory. That the search can find shows a number that was sent."""
+    device, control = Device(("", ""), 0.012345678901234567, 0.021234567890123456), 0.031234567890123456
+    searches = [halves(device.launch_s, device.total_s), halves(control)]
+    found = inside(launcher, SEARCH, Proxy(device.launch), Proxy(device.wait), searches, control, timeout_s=60)
+    assert found[:2] == [0, 0]
+    assert min(found[2:]) > 0, found
+    assert len(device.pairs) == 2 and not device.misuse
+
+
+def test_a_device_does_not_wait_in_the_answers_process(launcher):
+    """What an answer puts in place of events, locks and clocks is never asked, and shortens nothing."""
+    source = """
+import threading, time
+asked = []
+def instead(*args, **options):
+    asked.append(args)
+    return True
+threading.Event.wait = threading.Event.is_set = threading.Condition.wait = threading.Thread.join = instead
+time.sleep = time.perf_counter = time.monotonic = time.time = instead
+def f(launch, wait):
+    launch(), wait()
+    return len(asked)
+"""
+    device = Device(("", ""), 1e-4, 0.05)
+    assert inside(launcher, source, Proxy(device.launch), Proxy(device.wait)) == 0
+    assert device.pairs[0][1] >= device.total_s
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_judges_functions_can_not_be_had_by_number(launcher, number):
+    """A function is lent for one call. The object behind it, kept, asks in vain for the earlier one and for the next."""
+    source = """
+def f(given):
+    global server
+    if callable(given):
+        server = next(c.cell_contents for c in given.__closure__ if hasattr(c.cell_contents, "proxy"))
+        return given()
+    return server.proxy(given)()
+"""
+    called = []
+    with launcher.start() as host:
+        host.run_answer([source], ["f"])
+        host.call("f", Proxy(lambda: called.append("lent")))
+        with pytest.raises(AnswerFailed) as caught:
+            host.call("f", number)
+    assert caught.value.kind == "protocol" and called == ["lent"]
+
+
 # ---------------------------------------------------------------- resources
 
 
+@pytest.fixture(params=["cgroups", "rlimits"])
+def either_limit(request, monkeypatch):
+    """Both kinds of limits: with this machine's cgroups, if it has any, and with those of each process alone."""
+    if request.param == "rlimits":
+        monkeypatch.setattr(sandbox, "cgroup_roots", list)
+    elif not sandbox.limited_for_a_whole_box():
+        pytest.skip("no cgroup is writable here")
+
+
+@pytest.fixture
+def peaks_bytes(monkeypatch):
+    """The most memory that each box held that has ended since, as its own cgroup counted it."""
+    if "memory" not in sandbox.limited_for_a_whole_box():
+        pytest.skip("no cgroup can limit memory here, so limits hold for each process alone (doctor says so)")
+    peaks, remove = [], sandbox._Cgroups.remove
+
+    def read_and_remove(cgroups):
+        files = [f / name for f in cgroups._folders for name in ("memory.max_usage_in_bytes", "memory.peak")]
+        peaks.extend(int(file.read_text()) for file in files if file.exists())
+        remove(cgroups)
+
+    monkeypatch.setattr(sandbox._Cgroups, "remove", read_and_remove)
+    return peaks
+
+
+@pytest.mark.usefixtures("either_limit")
 def test_memory_is_limited(launcher):
     error = fails(launcher, "def f(): return len(bytearray(3 << 30))", memory_bytes=1 << 30)
     assert "1 GiB" in error.en
 
 
-def test_a_swarm_of_processes_shares_the_memory_limit(launcher):
+def test_a_swarm_of_processes_shares_the_memory_limit(launcher, peaks_bytes):
     """Each child stays below its own limit; only a limit on the whole box stops them together."""
-    if not sandbox.cgroup_roots():
-        pytest.skip("no cgroup is writable here, so limits hold for each process alone (doctor says so)")
     source = """
 import os, time
 def f():
@@ -222,28 +340,31 @@ def f():
     time.sleep(4)
     return "alive"
 """
-    used = []
-
-    def watch(stop):
-        import psutil
-
-        start = psutil.virtual_memory().available
-        while not stop.wait(0.05):
-            used.append(start - psutil.virtual_memory().available)
-
-    stop = threading.Event()
-    thread = threading.Thread(target=watch, args=(stop,))
-    thread.start()
     try:
         inside(launcher, source, memory_bytes=1 << 30)
     except AnswerFailed as error:
         assert error.kind == "died"
-    finally:
-        stop.set()
-        thread.join()
-    assert max(used) < 3 << 30
+    assert 1 << 30 < max(peaks_bytes) <= (1 << 30) + sandbox.TMP_BYTES
 
 
+def test_empty_files_are_charged_to_the_box(launcher, peaks_bytes, monkeypatch):
+    """An inode takes about 1 KiB of the kernel's memory and none of a tmpfs's size."""
+    monkeypatch.setattr(sandbox, "TMP_BYTES", 16 << 20)
+    source = """
+def f():
+    for i in range(1_000_000):
+        for folder in ("/tmp", "/dev/shm"):
+            open(f"{folder}/{i}", "x").close()
+    return "all made"
+"""
+    inodes = os.statvfs(ROOT).f_ffree
+    error = fails(launcher, source, memory_bytes=64 << 20, timeout_s=60)
+    assert error.kind == "died" or "OSError" in error.en or "MemoryError" in error.en
+    assert max(peaks_bytes) <= 80 << 20
+    assert inodes - os.statvfs(ROOT).f_ffree < 10_000
+
+
+@pytest.mark.usefixtures("either_limit")
 def test_processes_are_limited(launcher):
     source = """
 import os, time
@@ -262,6 +383,7 @@ def f():
     assert inside(launcher, source, processes=64) <= 64
 
 
+@pytest.mark.usefixtures("either_limit")
 def test_threads_are_limited(launcher):
     source = """
 import threading, time
@@ -338,23 +460,86 @@ def f():
     assert mark not in commands
 
 
-def test_boxes_end_with_the_judge(tmp_path):
-    """kill -9 of the judge: its boxes, hosts and warm parent are gone a moment later, and so are their cgroups."""
+def test_boxes_end_with_the_judge():
+    """kill -9 of the judge: its boxes, hosts and warm parent are gone a moment later, their cgroups when the next box is made."""
     program = """
 import os, signal, sys
 from grader import judging
 host = judging.launcher().start()
 host.run_answer(["import time\\ndef f(): time.sleep(100)"], ["f"])
-print(host.pid, host._box.pid, judging.launcher()._process.pid, flush=True)
+print(host.pid, host._box.pid, judging.launcher()._process.pid)
+print(*host._box._cgroups._folders, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-    pids = [int(p) for p in done.stdout.split()]
-    assert len(pids) == 3, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stderr
+    pids, cgroups = [int(p) for p in lines[0].split()], [Path(p) for p in lines[1].split()]
+    assert len(pids) == 3 and len(cgroups) == len(sandbox.cgroup_roots())
     deadline = time.monotonic() + 5
     while any(os.path.exists(f"/proc/{p}") for p in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(os.path.exists(f"/proc/{p}") for p in pids)
+    for folder in cgroups:  # not a shorter ABANDONED_S: it would take the cgroups of boxes that other judges are making
+        os.utime(folder, (0, 0))
+    sandbox.Box({"memory_bytes": 1 << 30, "processes": 16}).kill()
+    assert not any(folder.exists() for folder in cgroups)
+
+
+def test_the_cgroup_of_a_box_that_runs_stays():
+    box = sandbox.Box({"memory_bytes": 1 << 30, "processes": 16})
+    try:
+        for folder in box._cgroups._folders:
+            os.utime(folder, (0, 0))
+        sandbox._remove_abandoned(sandbox.cgroup_roots())
+        assert all(folder.exists() for folder in box._cgroups._folders)
+    finally:
+        box.kill()
+    assert not any(folder.exists() for folder in box._cgroups._folders)
+
+
+def version_1(base, kinds):
+    for kind in kinds:
+        (base / kind).mkdir()
+        (base / kind / "cgroup.procs").touch()
+
+
+def version_2(base, delegated):
+    (base / "cgroup.controllers").write_text("cpu io memory pids\n")
+    (base / "cgroup.subtree_control").write_text(delegated)
+
+
+def test_version_1_of_cgroups(tmp_path):
+    assert sandbox.cgroup_roots(tmp_path) == []
+    version_1(tmp_path, ("memory", "pids", "cpuacct"))
+    assert sandbox.cgroup_roots(tmp_path) == [tmp_path / "memory", tmp_path / "pids", tmp_path / "cpuacct"]
+
+
+def test_a_cgroup_that_only_counts_limits_nothing(tmp_path, monkeypatch):
+    version_1(tmp_path, ["cpuacct"])
+    roots = sandbox.cgroup_roots(tmp_path)
+    assert roots == [tmp_path / "cpuacct"]
+    monkeypatch.setattr(sandbox, "cgroup_roots", lambda: roots)
+    assert sandbox.limited_for_a_whole_box() == set()
+
+
+@pytest.mark.parametrize("delegated", ["memory pids\n", "cpu\n", ""])
+def test_version_2_of_cgroups(tmp_path, delegated):
+    """Its controllers are on for the folders in it, or are turned on."""
+    version_2(tmp_path, delegated)
+    assert sandbox.cgroup_roots(tmp_path) == [tmp_path]
+    written = (tmp_path / "cgroup.subtree_control").read_text()
+    assert written == (delegated if "memory" in delegated else "+memory +pids")
+
+
+def test_version_2_of_cgroups_that_is_not_delegated(tmp_path, monkeypatch):
+    version_2(tmp_path, "cpu\n")
+
+    def refuse(*_):  # as the kernel does where there are processes in the cgroup itself
+        raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    assert sandbox.cgroup_roots(tmp_path) == []
 
 
 def test_the_affinity_is_kept(launcher):

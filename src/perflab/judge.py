@@ -188,10 +188,12 @@ class Session:
         self.seed = seed
         self.rng = np.random.default_rng(seed)
         self.public, self.hidden = public, hidden
-        self.cpus = like_cpus()
-        self.cpu = quietest_cpu(self.cpus)
         self._hosts: list[Host] = []
         self._answers: list[Host] = []
+        self._spans: list[tuple[float, float]] = []
+        with self._own_work():
+            self.cpus = like_cpus()
+            self.cpu = quietest_cpu(self.cpus)
 
     def order(self) -> random.Random:
         """A random.Random for orders and choices, seeded from :attr:`rng`."""
@@ -210,7 +212,8 @@ class Session:
     def _started(self, cells, entry_points, timeout_s, options) -> Host:
         if "cpus" not in options and options.get("threads", 1) == 1 and self.cpu is not None:
             options["cpus"] = {self.cpu}
-        host = self.launcher.start(raised=self.timed, **options)
+        with self._own_work():
+            host = self.launcher.start(raised=self.timed, **options)
         self._hosts.append(host)
         host.run_answer(cells, entry_points, timeout_s=timeout_s)
         return host
@@ -253,8 +256,27 @@ class Session:
         return found
 
     def close(self) -> None:
-        for host in self._hosts:
-            host.close()
+        with self._own_work():
+            for host in self._hosts:
+                host.close()
+
+    @contextmanager
+    def _own_work(self):
+        """Notes when it began and ended: neither the answer's own run nor measurement."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._spans.append((began, time.monotonic()))
+
+    @property
+    def hosts_s(self) -> float:
+        """Seconds that went into choosing a core and into starting and ending hosts; several at once count once."""
+        total_s, until = 0.0, 0.0
+        for began, ended in sorted(self._spans):
+            total_s += max(0.0, ended - max(began, until))
+            until = max(until, ended)
+        return total_s
 
 
 # ---------------------------------------------------------------- exercises
@@ -405,7 +427,8 @@ def _judge_once(module, cells, launcher, seed, hidden, public) -> Verdict:
         with launcher.start() as probe:
             probe.run_answer(cells, module.ENTRY_POINTS, timeout_s=30)
     except AnswerFailed as error:
-        return _failed_at_once(module, error, time.monotonic() - started)
+        return _failed_at_once(module, error, _times(probe_s=time.monotonic() - started))
+    probed = time.monotonic()
     with measurement_lease() if timed else nullcontext():
         began = time.monotonic()
         session = Session(module.SLUG, cells, launcher, seed=seed, hidden=hidden, public=public)
@@ -413,21 +436,34 @@ def _judge_once(module, cells, launcher, seed, hidden, public) -> Verdict:
             with _measuring_thread(session.cpu) if timed else nullcontext():
                 verdict = module.judge(session)
         except AnswerFailed as error:
-            verdict = _failed_at_once(module, error, 0.0)
+            verdict = _failed_at_once(module, error, {})
         finally:
             session.close()
+        judged_s = time.monotonic() - began
     verdict.evidence["machine"] = _machine_line()
-    verdict.evidence["seconds"] = round(time.monotonic() - began, 3)
-    verdict.evidence["waited_s"] = round(began - started, 3)
+    verdict.evidence |= _times(
+        probe_s=probed - started, waited_s=began - probed, hosts_s=session.hosts_s, measured_s=judged_s - session.hosts_s
+    )
     return verdict
 
 
-def _failed_at_once(module, error: AnswerFailed, seconds: float) -> Verdict:
+def _times(*, probe_s: float, waited_s: float = 0.0, hosts_s: float = 0.0, measured_s: float = 0.0) -> dict[str, float]:
+    """Where the time of a judgement went, for its evidence.
+
+    probe_s: the cells run once, in a process of their own; waited_s: for the measurement lease; hosts_s: a core chosen,
+    the other processes started and ended; measured_s: the judge's questions, its answers' runs and its picture;
+    seconds: all of it but the wait, which is not this answer's.
+    """
+    times = {"seconds": probe_s + hosts_s + measured_s, "waited_s": waited_s}
+    times |= {"probe_s": probe_s, "hosts_s": hosts_s, "measured_s": measured_s}
+    return {name: round(value, 3) for name, value in times.items()}
+
+
+def _failed_at_once(module, error: AnswerFailed, times: dict[str, float]) -> Verdict:
     """The verdict of an answer that failed as a whole: no point, and the reason."""
     parts = Parts(module.SLUG, module.MAX_POINTS)
     parts.add(error.kind, module.MAX_POINTS, False, error.en, error.zh)
-    evidence = {"failed": error.kind, "machine": _machine_line(), "seconds": round(seconds, 3), "waited_s": 0.0}
-    return parts.verdict(evidence=evidence)
+    return parts.verdict(evidence={"failed": error.kind, "machine": _machine_line(), **times})
 
 
 @lru_cache

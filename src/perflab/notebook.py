@@ -6,9 +6,18 @@ import ast
 import os
 import secrets
 import sys
+import textwrap
 from pathlib import Path
 
 AUTOGRADE = "PERFLAB_AUTOGRADE"  # set while a submission is graded: there only the judge's verdict counts
+
+
+class NotPassed(Exception):
+    """Raised by :func:`check` while nbgrader validates a notebook; its text is the verdict's message."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the message alone, not the frames of check(), in lines that Validate doesn't cut off."""
+        return [part for line in str(self).splitlines() for part in textwrap.wrap(line, 80) or [""]]
 
 
 def check(slug: str, *answer, seed: int | None = None):
@@ -17,9 +26,10 @@ def check(slug: str, *answer, seed: int | None = None):
     slug: the exercise's name, ``"async-on-cpu"`` for example; answer: the functions that the exercise asks for. They
     are run in a fresh process from the cells that define them, as when grading: an import or a helper that stands in
     another cell is missing there. seed: of the inputs; drawn anew when None. While a submission is graded, check()
-    does nothing and returns None.
+    does nothing and returns None; under nbgrader's Validate, it returns None unless the answer fails.
 
-    Raises KeyError for an unknown exercise, ValueError where a function's cell can't be found.
+    Raises KeyError for an unknown exercise, ValueError where a function's cell can't be found, NotPassed where Validate
+    is to report that the answer fails.
     """
     if os.environ.get(AUTOGRADE) == "1":
         return None
@@ -30,9 +40,15 @@ def check(slug: str, *answer, seed: int | None = None):
     names = judge.exercise(slug).ENTRY_POINTS
     if len(answer) != len(names):
         raise ValueError(f"check({slug!r}, …) takes {', '.join(names)} after the name; {len(answer)} values were given")
-    return judge.judge(
+    verdict = judge.judge(
         slug, cells_that_define(names), _launcher(), seed=secrets.randbits(63) if seed is None else seed, public=True, quiet_wait_s=5
     )
+    if os.environ.get("NBGRADER_EXECUTION") == "validate":
+        # Validate takes any value that is no number for full marks, and logs it whole. Only an error tells it otherwise.
+        if verdict.status == "fail":
+            raise NotPassed(verdict.message)
+        return None
+    return verdict
 
 
 def cells_that_define(names) -> list[str]:

@@ -180,14 +180,15 @@ def judge(session: Session) -> Verdict:
     seen: dict = {}
     with parts.attempt("device", 3):
         _judge_on_device(session, host, parts, evidence, seen)
+    on_device = parts.items[-1].ok
     if host.closed:
         host = session.answer()
         c.start(host, HOST, sys.modules[__name__], built.shared)
     clock = Clock(session, subject)
-    picture = None
     with parts.attempt("machine", 4):
-        picture = _judge_here(session, host, clock, parts, evidence, seen)
-    return parts.verdict(evidence=evidence, figure=picture)
+        _judge_here(session, host, clock, parts, evidence, seen)
+    here = evidence.get("here")
+    return parts.verdict(evidence=evidence, figure=_figure(None if here and on_device else evidence.get("device"), here))
 
 
 # ---- the C: exact, inside its buffer, defined
@@ -525,7 +526,7 @@ def probed(session, clock: Clock) -> dict:
     return {key: ns[key] / ns[key[0], "aligned"] for key in ns}
 
 
-def _judge_here(session, host, clock, parts, evidence, seen) -> bytes | None:
+def _judge_here(session, host, clock, parts, evidence, seen) -> None:
     for kind in KINDS:
         grown = clock.grows(kind)
         if grown < 2:
@@ -537,7 +538,7 @@ def _judge_here(session, host, clock, parts, evidence, seen) -> bytes | None:
                 f"`{name}` 在步幅为 0 时，访问次数变为 4 倍，时间只变为 {grown:.2f} 倍：访问并没有全部发生。不要让编译器看出每次地址都相同："
                 "每一轮都用 offset + i·stride 计算地址，不要对步幅 0 做特殊处理。",
             )  # fmt: skip
-            return None
+            return
     clock.check_stores()
     agreement = c.Agreement()
     keys = [(kind, case) for kind in KINDS for case in CASES]
@@ -572,7 +573,6 @@ def _judge_here(session, host, clock, parts, evidence, seen) -> bytes | None:
                   "你的八个数值与评测程序在本机对同一份 C 代码的计时一致。")  # fmt: skip
     _judge_order(reversed_, agreement.all_ok(keys), parts)
     _judge_visible(session, clock, truth, parts, evidence)
-    return _figure(figures, truth)
 
 
 def _nearer(figures, before, after) -> tuple[dict, dict]:
@@ -656,16 +656,29 @@ def _judge_visible(session, clock, truth, parts, evidence) -> None:
                   "这款处理器的单次访问看不出对齐的影响，你的 C 代码也是如此。")  # fmt: skip
 
 
-def _figure(figures, truth) -> bytes:
+def _figure(on_device: dict | None, here: dict | None) -> bytes | None:
+    """The answer's eight figures beside the judge's, for the memory of known speed and for this machine, as far as they are given."""
     from perflab import plot
 
-    fig, axes = plot.subplots(1, 2)
-    for ax, kind in zip(axes, KINDS, strict=True):
-        for shift, label, values, colour in ((-0.2, "your experiment", figures[kind], plot.BLUE),
-                                             (0.2, "the judge's", {case: truth[kind, case] for case in CASES}, plot.ORANGE)):  # fmt: skip
-            ax.bar([i + shift for i in range(len(CASES))], [values[case] for case in CASES], 0.38, label=label, color=colour)
-        ax.set(title=f"{kind}s", yscale="log", xticks=range(len(CASES)))
-        ax.set_xticklabels([case.replace("_", "\n") for case in CASES], fontsize=8)
-    axes[0].set_ylabel("ns per access")
-    plot.legend(fig, columns=2)
+    shown = []
+    if on_device and on_device["unit_ns"]:
+        known = {kind: {case: on_device["unit_ns"] * factor for case, factor in factors.items()} for kind, factors in on_device["truth"].items()}
+        shown.append(("memory of known speed", on_device["answer"], known))
+    if here:
+        shown.append(("this machine", here["answer"], here["judge_ns"]))
+    if not shown:
+        return None
+    fig, axes = plot.subplots(len(shown), 2, height_in=0.6 + 2.7 * len(shown), squeeze=False)
+    for row, (where, figures, truth) in zip(axes, shown, strict=True):
+        for ax, kind in zip(row, KINDS, strict=True):
+            for shift, label, values, colour in ((-0.2, "your experiment", figures, plot.BLUE), (0.2, "the judge's", truth, plot.ORANGE)):
+                heights = [float(values[kind][case]) for case in CASES]
+                ax.bar([i + shift for i in range(len(CASES))], heights, 0.38, label=label, color=colour)
+            ax.set_title(f"{kind}s, {where}", fontsize=9)
+            ax.set_xticks(range(len(CASES)), ["aligned", "un-\naligned", "line\nsplit", "page\nsplit"], fontsize=8)
+            ax.set_yscale("log", base=2)
+            ax.yaxis.set_major_formatter("{x:.3g}")
+            ax.minorticks_off()
+        row[0].set_ylabel("ns per access")
+    plot.legend(fig, columns=2, handles=ax.get_legend_handles_labels()[0])
     return plot.png(fig, dpi=100)

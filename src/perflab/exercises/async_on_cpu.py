@@ -135,7 +135,7 @@ def classify(launch_s: float, total_s: float) -> bool | None:
 
 def judge(session: Session) -> Verdict:
     parts = Parts(SLUG, MAX_POINTS)
-    evidence: dict = {}
+    evidence: dict = {"devices": []}
     host = session.answer()
     rows = []
     with parts.attempt("times", 4):
@@ -146,10 +146,9 @@ def judge(session: Session) -> Verdict:
         _judge_classification(session, host, rows, parts, evidence)
     if host.closed:
         host = session.answer()
-    survey = {}
     with parts.attempt("survey", 3):
-        survey = _judge_survey(session, host, parts, evidence)
-    return parts.verdict(evidence=evidence, figure=_figure(rows, survey))
+        _judge_survey(session, host, parts, evidence)
+    return parts.verdict(evidence=evidence, figure=_figure(evidence["devices"], evidence.get("survey", {})))
 
 
 # ---------------------------------------------------------------- measure
@@ -187,8 +186,10 @@ def _error(row) -> float:
 
 
 def _judge_times(session, host, parts, evidence) -> list[dict]:
-    asked = [(device, _measure(host, device)) for device in devices(session.rng)]
-    evidence["devices"] = rows = [row for _, row in asked]
+    asked, rows = [], evidence["devices"]
+    for device in devices(session.rng):
+        rows.append(_measure(host, device))
+        asked.append((device, rows[-1]))
     # The plainest deviation first: a synchronous device shows best that the clock itself is the wrong one. Among plain
     # ones, the device that takes least time.
     suspects = sorted(
@@ -371,7 +372,7 @@ def on_cuda(a, b):
 """
 
 
-def _judge_survey(session, host, parts, evidence) -> dict:
+def _judge_survey(session, host, parts, evidence) -> None:
     reference = session.trusted(REFERENCE)
     cuda = reference.call("has_cuda")
     a, b = (session.rng.standard_normal((SIZE, SIZE)).astype("float32") for _ in range(2))
@@ -405,7 +406,7 @@ def _judge_survey(session, host, parts, evidence) -> dict:
                 f"`survey` 报告的乘积共需 {_ms(claimed_s)}，但它在 {_ms(spent_s)} 后就返回了，只用了 {_ms(cpu_used_s)} 的 CPU"
                 " 时间：它必须真正运行这些乘积并测量，单位是秒。",
             )  # fmt: skip
-            return evidence["survey"]
+            return
         drift = max(_factor(before[k][1], after[k][1]) for k in before)
         wrong = _survey_mistakes(survey, before, after)
         if drift <= SURVEY_WITHIN and wrong is not None:
@@ -416,7 +417,7 @@ def _judge_survey(session, host, parts, evidence) -> dict:
         parts.add("survey", 3, None,
                   f"`survey` could not be compared: the judge's own measurements differ {drift:.2g}-fold within a minute.",
                   f"无法核对 `survey`：评测程序自己的测量在一分钟内相差 {drift:.2g} 倍。")  # fmt: skip
-        return evidence["survey"]
+        return
     if wrong:
         key, what, got, true = wrong[0]
         if what == "total":
@@ -434,7 +435,6 @@ def _judge_survey(session, host, parts, evidence) -> dict:
         listed = ", ".join(f"{k} {_ms(v[1])}" for k, v in survey.items())
         parts.add("survey", 3, True, f"`survey` agrees with the judge's own measurement ({listed}).",
                   f"`survey` 与评测程序自己的测量一致（{listed}）。")  # fmt: skip
-    return evidence["survey"]
 
 
 def _survey_mistakes(survey, before, after) -> list[tuple] | None:
@@ -490,11 +490,11 @@ def _figure(rows, survey) -> bytes | None:
     """Bars a device: the answer's launch and total over the judge's."""
     from perflab import plot
 
-    if not rows:
-        return None
     shown = [(r["device"], (r["launch_s"], r["total_s"]), (r["true_launch_s"], r["true_total_s"])) for r in rows]
     for key, pair in survey.get("answer", {}).items():
         shown.append((f"survey: {key}", pair, survey["before"][key]))
+    if not shown:
+        return None
     fig, ax = plot.subplots(height_in=0.9 + 0.55 * len(shown))
     for i, (_, answer, true) in enumerate(shown):
         for offset, (launch_s, total_s), colour in ((-0.18, answer, plot.PALETTE[0]), (0.18, true, plot.PALETTE[1])):

@@ -136,12 +136,13 @@ def judge(session: Session) -> Verdict:
     loads: dict[int, dict] = {}
     with parts.attempt("correct", 4):
         _judge_correct(session, parts, evidence, loads)
+    evidence["link_load"] = {w: {f"{a}->{b}": round(x, 4) for (a, b), x in load.items()} for w, load in loads.items()}
     right = all(part.ok for part in parts.items)
     if not right:
         for name, points, en, zh in (("links", 2, "The bytes on the links were", "链路上的字节数"), ("faster", 4, "The time was", "时间")):
             parts.add(name, points, False, f"{en} not judged: the sums must be right first.", f"{zh}未评判：先要让求和结果正确。")
-        return parts.verdict(evidence=evidence)
-    _judge_loads(parts, evidence, loads)
+        return parts.verdict(evidence=evidence, figure=_figure(loads, max(loads, default=1)))
+    world = _judge_loads(parts, loads)
     found = None
     most = max(loads[TIMED_WORLD].values())
     limit = 2 * (TIMED_WORLD - 1) / TIMED_WORLD / SPEEDUP
@@ -153,10 +154,10 @@ def judge(session: Session) -> Verdict:
             f"{TIMED_WORLD} 个进程时，有一条链路要传张量的 {most:.2f} 倍，仅此就超过 {limit:.2f} N/B；而单向环需要"
             f" {2 * (TIMED_WORLD - 1) / TIMED_WORLD:.2f} N/B，要比它快 {SPEEDUP} 倍就不能这么久。",
         )  # fmt: skip
-        return parts.verdict(evidence=evidence)
+        return parts.verdict(evidence=evidence, figure=_figure(loads, world))
     with parts.attempt("faster", 4):
         found = _judge_speed(session, parts, evidence)
-    return parts.verdict(evidence=evidence, figure=_figure(loads, found))
+    return parts.verdict(evidence=evidence, figure=_figure(loads, world, found))
 
 
 # ---------------------------------------------------------------- the sums
@@ -263,11 +264,15 @@ def _sum_hint(inputs, result, total, rank) -> tuple[str, str]:
 # ---------------------------------------------------------------- the links
 
 
-def _judge_loads(parts, evidence, loads) -> None:
-    evidence["link_load"] = {w: {f"{a}->{b}": round(x, 4) for (a, b), x in load.items()} for w, load in loads.items()}
+def _fair(world: int) -> float:
+    """What a directed link carries where both directions share the work, in tensors."""
+    return (world - 1) / world * (2 if world == 2 else 1)
+
+
+def _judge_loads(parts, loads) -> int:
+    """Returns the world to show: the one that is blamed, else the one that is timed."""
     for world in sorted(loads, reverse=True):
-        load = loads[world]
-        fair = (world - 1) / world * (2 if world == 2 else 1)
+        load, fair = loads[world], _fair(world)
         if not load or max(load.values()) <= LOAD_SLACK * fair:
             continue
         (a, b), most = max(load.items(), key=lambda item: item[1])
@@ -279,9 +284,10 @@ def _judge_loads(parts, evidence, loads) -> None:
             f"world = {world}：链路 {a} → {b} 传了张量大小的 {most:.2f} 倍；两个方向分担时最多只需 {LOAD_SLACK * fair:.2f} 倍"
             f"（{LOAD_SLACK} × {fair:.2f}）。{hint_zh}",
         )  # fmt: skip
-        return
+        return world
     parts.add("links", 2, True, "No directed link carried more than 1.1·(n−1)/n of the tensor.",
               "没有一条单向链路传输超过张量大小的 1.1·(n−1)/n 倍。")  # fmt: skip
+    return TIMED_WORLD
 
 
 def _load_hint(world: int, load: dict) -> tuple[str, str]:
@@ -355,21 +361,22 @@ def _judge_speed(session, parts, evidence):
     return found
 
 
-def _figure(loads, found) -> bytes | None:
-    """The load of each directed link over what is fair, and the times over the one-way ring's."""
+def _figure(loads, world: int, found=None) -> bytes | None:
+    """The load of each directed link of a world over what is allowed and, where they were timed, the times over the one-way ring's."""
     from perflab import plot
 
-    world = TIMED_WORLD
-    if found is None or world not in loads:
+    if not loads.get(world):
         return None
-    fig, (left, right) = plot.subplots(1, 2, height_in=2.6)
+    fig, axes = plot.subplots(1, 2 if found else 1, height_in=0.9 + 0.22 * max(len(loads[world]), 8), squeeze=False)
+    left, right = axes[0, 0], axes[0, -1]
     links = sorted(loads[world])
     left.barh([f"{a} → {b}" for a, b in links], [loads[world][link] for link in links], color=plot.PALETTE[0])
-    left.axvline((world - 1) / world, color=plot.PALETTE[1])
+    left.axvline(LOAD_SLACK * _fair(world), color=plot.PALETTE[1])
     left.invert_yaxis()
-    left.set(xlabel="carried ÷ tensor (line: a fair share)", ylabel="link")
-    right.plot([1e3 * s for s in found.reference_s], ".", color=plot.PALETTE[1], label="one-way ring")
-    right.plot([1e3 * s for s in found.answer_s], ".", color=plot.PALETTE[0], label="your ring")
-    right.set(xlabel="round", ylabel="time (ms)", ylim=(0, None))
-    plot.legend(fig, handles=right.get_legend_handles_labels()[0])
+    left.set(xlabel="carried ÷ tensor (line: allowed)", ylabel=f"link, world {world}")
+    if found:
+        right.plot([1e3 * s for s in found.reference_s], ".", color=plot.PALETTE[1], label="one-way ring")
+        right.plot([1e3 * s for s in found.answer_s], ".", color=plot.PALETTE[0], label="your ring")
+        right.set(xlabel="round", ylabel="time (ms)", ylim=(0, None))
+        plot.legend(fig, handles=right.get_legend_handles_labels()[0])
     return plot.png(fig)

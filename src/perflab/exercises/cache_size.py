@@ -139,6 +139,11 @@ def judge(session: Session) -> Verdict:
         c.start(host, HOST, sys.modules[__name__], built.shared)
         return host
 
+    missed = here = found = None
+
+    def verdict():
+        return parts.verdict(evidence=evidence, figure=_figure(missed, evidence.get("device"), here, found))
+
     try:
         _judge_chase(session, built, parts)
     except (native.CError, AnswerFailed) as error:
@@ -148,31 +153,29 @@ def judge(session: Session) -> Verdict:
         _judge_ring(session, host, parts)
     host = ready(host)
     with parts.attempt("recorded", 3):
-        _judge_recorded(session, parts, evidence)
+        missed = _judge_recorded(session, parts, evidence)
     if parts.items[0].ok is False or parts.items[1].ok is False:
         parts.add("latency", 5, False, "`latency` is judged once `chase` and `make_ring` are right.",
                   "`chase` 和 `make_ring` 正确之后才会评判 `latency`。")  # fmt: skip
-        return parts.verdict(evidence=evidence)
+        return verdict()
     host = ready(host)
     measured = True
     with parts.attempt("device", 2):
         measured = _judge_on_device(session, host, parts, evidence)
     if measured is False:
         parts.add("here", 3, False, "Figures that were not measured do not count.", "不是测量得到的数值不计分。")
-        return parts.verdict(evidence=evidence)
+        return verdict()
     host = ready(host)
-    here = None
     with parts.attempt("here", 3):
         here = _measure_here(session, host, evidence)
     if here is None:
-        return parts.verdict(evidence=evidence)
+        return verdict()
     _judge_curve(here, parts)
-    found = None
     with parts.attempt("estimate", 1):
         found = host.call("estimate", here.sizes, list(here.mine.ns.values()), timeout_s=20, inference=False)
         evidence["estimate"] = found
         _judge_estimate_here(found, here, parts, evidence)
-    return parts.verdict(evidence=evidence, figure=_figure(here, found))
+    return verdict()
 
 
 # ---- chase
@@ -357,19 +360,20 @@ def readable_bytes(size: int) -> str:
     return f"{size} B"
 
 
-def _judge_recorded(session, parts, evidence) -> None:
+def _judge_recorded(session, parts, evidence) -> tuple[dict, list] | None:
+    """A public curve of which `estimate` was wrong, and what it said; None where there is none."""
     host = session.answer()  # of its own: after this no other question may show what it saw
     faults, asked = [], curves(session)
     for curve in asked:
         host.quotes = host.quotes and not curve.get("secret")
         found = host.call("estimate", list(curve["sizes_bytes"]), list(curve["ns"]), timeout_s=20, inference=False)
         if fault := estimate_fault(found, curve["caches_bytes"]):
-            faults.append((curve, fault))
-    evidence["recorded"] = {"asked": len(asked), "wrong": [f"{curve['name']}: {fault[0]}" for curve, fault in faults]}
+            faults.append((curve, found, fault))
+    evidence["recorded"] = {"asked": len(asked), "wrong": [f"{curve['name']}: {fault[0]}" for curve, _, fault in faults]}
     if not faults:
         parts.add("recorded", 3, True, f"`estimate` finds the caches of all {len(asked)} recorded machines.",
                   f"`estimate` 找出了全部 {len(asked)} 台已记录机器的缓存大小。")  # fmt: skip
-        return
+        return None
     public = [fault for fault in faults if not fault[0].get("secret")]
     if not public:
         parts.add(
@@ -378,8 +382,8 @@ def _judge_recorded(session, parts, evidence) -> None:
             " fits some curves only does not find a plateau's end.",
             f"`estimate` 找出了公开的已记录机器的缓存大小，但另外 {len(faults)} 台保密的机器判断有误。只适合某几条曲线的规则，找不到平台真正的边界。",
         )  # fmt: skip
-        return
-    curve, (en, zh) = public[0]
+        return None
+    curve, found, (en, zh) = public[0]
     pages_en, pages_zh = {"huge": ("huge pages", "大页"), "4K": ("4 KiB pages", "4 KiB 页")}[curve["pages"]]
     parts.add(
         "recorded", 3, False,
@@ -388,6 +392,7 @@ def _judge_recorded(session, parts, evidence) -> None:
         f"`estimate` 在 {len(asked)} 台已记录机器中的 {len(faults)} 台上判断有误。其中一台（{pages_zh}）：{zh}。每一级对应延迟曲线上的一个平台；"
         "缓存的边界就是曲线离开平台、到达相邻两个平台延迟的几何平均值的位置。",
     )  # fmt: skip
+    return curve, found
 
 
 # ---- latency, on a chase of known truth
@@ -425,7 +430,7 @@ def _latency(value) -> float:
 def _judge_on_device(session, host, parts, evidence) -> bool | None:
     """False where `latency` measures nothing."""
     device = Device(session.rng, host.call("$round_trips", Proxy(lambda: None), 50, inference=False))
-    rows = []
+    evidence["device"] = rows = []
     for n_bytes in (8 * KIB, 40 * KIB, 192 * KIB, 8 * KIB, 640 * KIB):
         low = 0
         for _ in range(DEVICE_TRIES):
@@ -452,7 +457,6 @@ def _judge_on_device(session, host, parts, evidence) -> bool | None:
                       f"With a chase of {device.ns:.3g} ns a step, which only the judge knew, `latency(chase, {n_bytes})` gives {value:.3g} ns.{hint_en}",
                       f"对一个每步 {device.ns:.3g} ns（只有评测程序知道）的 chase，`latency(chase, {n_bytes})` 给出 {value:.3g} ns。{hint_zh}")  # fmt: skip
             return
-    evidence["device"] = rows
     parts.add("device", 2, True, f"On a chase whose speed only the judge knew, `latency` was right {len(rows)} times.",
               f"对速度只有评测程序知道的 chase，`latency` 的 {len(rows)} 次测量都正确。")  # fmt: skip
 
@@ -681,21 +685,49 @@ def _judge_estimate_here(found, here: Here, parts, evidence) -> None:
               f"对你测得的本机曲线，`estimate` 给出 {said}。" + ("" if seen else "（其间其他程序占用的最后一级缓存有变化，因此没有核对。）"))  # fmt: skip
 
 
-def _figure(here: Here, found) -> bytes:
+def _figure(missed, rows, here: Here | None, found) -> bytes | None:
+    """As far as there is any: a recorded curve with its wrong estimate; the curves of this machine or, without, the chase of known speed."""
     from perflab import plot
 
-    before, mine, system = here.before, here.mine, here.system
-    fig, ax = plot.subplots()
-    ax.plot(list(before.ns), list(before.ns.values()), color=plot.ORANGE, linewidth=4, alpha=0.6, label="the judge's")
-    ax.plot(list(mine.ns), list(mine.ns.values()), "o-", markersize=3, color=plot.BLUE, label="your latency")
-    if type(found) is list:
-        for i, size in enumerate(size for size in found if type(size) is int and size > 0):
-            ax.axvline(size, color=plot.BLUE, linestyle="--", linewidth=1.2, label="your estimate" if i == 0 else None)
-    for i, size in enumerate(system.values()):
-        ax.axvline(size, color=plot.GREY, linestyle=":", linewidth=1.5, label="the system's label" if i == 0 else None)
-    ax.set(xscale="log", yscale="log", xlabel="ring (bytes)", ylabel="ns per load", xlim=(min(mine.ns) / 1.3, max(mine.ns) * 1.3))
-    ax.set_xscale("log", base=2)
-    marks = [size for size in (16 * KIB, 128 * KIB, MIB, 8 * MIB, 64 * MIB) if min(mine.ns) <= size <= max(mine.ns)]
-    ax.set_xticks(marks, [readable_bytes(size) for size in marks])
-    plot.legend(fig, columns=2)
+    panels = bool(missed) + bool(rows or here)
+    if not panels:
+        return None
+    fig, axes = plot.subplots(panels, 1, height_in=0.6 + 2.7 * panels, squeeze=False)
+    remaining = iter(axes.flat)
+    if missed:
+        ax, (curve, said) = next(remaining), missed
+        ax.plot(curve["sizes_bytes"], curve["ns"], color=plot.GREY, label="recorded curve")
+        _mark(ax, curve["caches_bytes"], color=plot.ORANGE, linewidth=4, alpha=0.6, label="true size")
+        _mark(ax, said, color=plot.BLUE, linestyle="--", linewidth=1.2, label="your estimate")
+        _axes_of_a_curve(ax, "a recorded machine", curve["sizes_bytes"])
+    if rows and not here:
+        ax, at = next(remaining), range(len(rows))
+        ax.plot(at, [row["truth"] for row in rows], "o", markersize=9, color=plot.ORANGE, alpha=0.6, label="the judge's")
+        ax.plot(at, [row["answer"] for row in rows], "o", markersize=3, color=plot.BLUE, label="your latency")
+        ax.set(title="a chase of known speed", xlabel="ring (bytes)", ylabel="ns per load")
+        ax.set_xticks(at, [readable_bytes(row["bytes"]) for row in rows])
+        ax.set_yscale("log", base=2)
+        ax.yaxis.set_major_formatter("{x:.3g}")
+    if here:
+        ax, before, mine = next(remaining), here.before, here.mine
+        ax.plot(list(before.ns), list(before.ns.values()), color=plot.ORANGE, linewidth=4, alpha=0.6, label="the judge's")
+        ax.plot(list(mine.ns), list(mine.ns.values()), "o-", markersize=3, color=plot.BLUE, label="your latency")
+        _mark(ax, found, color=plot.BLUE, linestyle="--", linewidth=1.2, label="your estimate")
+        _mark(ax, list(here.system.values()), color=plot.GREY, linestyle=":", linewidth=1.5, label="the system's label")
+        _axes_of_a_curve(ax, "this machine", here.sizes)
+    named = {label: handle for ax in fig.axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    plot.legend(fig, columns=3, handles=list(named.values()))
     return plot.png(fig, dpi=100)
+
+
+def _mark(ax, sizes, *, label: str, **line) -> None:
+    """Vertical lines at those of `sizes` that are one; an estimate may be anything."""
+    for i, size in enumerate(size for size in (sizes[:8] if type(sizes) is list else ()) if type(size) is int and size > 0):
+        ax.axvline(size, label=None if i else label, **line)
+
+
+def _axes_of_a_curve(ax, title: str, sizes) -> None:
+    ax.set(title=title, yscale="log", xlabel="ring (bytes)", ylabel="ns per load", xlim=(min(sizes) / 1.3, max(sizes) * 1.3))
+    ax.set_xscale("log", base=2)
+    marks = [size for size in (16 * KIB, 128 * KIB, MIB, 8 * MIB, 64 * MIB) if min(sizes) <= size <= max(sizes)]
+    ax.set_xticks(marks, [readable_bytes(size) for size in marks])

@@ -132,7 +132,7 @@ def judge(session: Session) -> Verdict:
     if not trained:
         for name, en, zh in (("split", "the work was split", "计算是否分摊"), ("bytes", "the bytes sent", "发送的字节数")):
             parts.add(name, 2, False, f"Not judged: {en}. The parameters must be right first.", f"未评判：{zh}。先要让参数正确。")
-        return parts.verdict(evidence=evidence)
+        return parts.verdict(evidence=evidence, figure=_figure(rows))
     _judge_split(parts, rows)
     _judge_bytes(parts, rows)
     return parts.verdict(evidence=evidence, figure=_figure(rows))
@@ -224,11 +224,11 @@ def _judge_training(session, single, parts, rows) -> bool:
                 values = [_start(session.rng, shape) for shape in shapes]
                 batches = [_batch(session.rng, n) for n in sizes]
                 row = {"model": kind, "world": world, "sizes": sizes}
+                rows.append(row)
                 mistake = _train(group, single, values, batches, float(session.rng.uniform(*LEARNING_RATES)), row)
                 if mistake:
                     parts.add("training", 4, False, f"World {world}, {kind} network: {mistake[0]}", f"world = {world}，{kind} 网络：{mistake[1]}")
                     return False
-                rows.append(row)
     return parts.add(
         "training", 4, True,
         f"After each of {STEPS} steps the parameters equalled training on one process within {TOLERANCE:g}, and were the same on every rank,"
@@ -276,7 +276,7 @@ def _train(group, single, values, batches, lr, row) -> tuple[str, str] | None:
                 f"链路上出现了 {foreign} 字节不是由 torch.distributed 发送的数据。",
             )  # fmt: skip
         row["sent"].append(sent)
-        row["rows"].append([r[0] for r in reports])
+        row["rows"].append([r[0] if type(r[0]) is int else n for r in reports])  # what is no count was tampered with
         expected = [t.array for t in single.call("step", *batch, lr, inference=False)]
         fetched, _ = group.call("$fetch", [()] * world)
         mistake = _parameter_mistake(before, expected, fetched, trainable, number, world)
@@ -411,20 +411,25 @@ def _judge_bytes(parts, rows) -> None:
 
 
 def _figure(rows) -> bytes | None:
-    """Bytes sent by each rank in the first step, over the parameters' bytes, with 2(n−1)/n."""
+    """What each rank sent and computed in every step, over the parameters' bytes and over its share of the examples."""
     from perflab import plot
 
-    shown = [row for row in rows if row["model"] == "perceptron" and row["world"] > 1]
-    fig, ax = plot.subplots(height_in=2.4)
-    at, ticks, labels = 0, [], []
+    shown = [row for row in rows if row["world"] > 1 and row.get("sent")]
+    if not shown:
+        return None
+    fig, (left, right) = plot.subplots(1, 2, height_in=2.6)
+    ranks = [(rank, world) for world in WORLDS for rank in range(world) if any(row["world"] == world for row in shown)]
     for row in shown:
         world = row["world"]
-        for rank, count in enumerate(row["sent"][0]):
-            ax.bar(at, count / row["parameter_bytes"], color=plot.PALETTE[0])
-            ticks.append(at)
-            labels.append(f"{rank}/{world}")
-            at += 1
-        ax.hlines(2 * (world - 1) / world, at - world - 0.4, at - 0.6, color=plot.PALETTE[1])
-        at += 1
-    ax.set(xticks=ticks, xticklabels=labels, xlabel="rank / world (line: 2(n−1)/n)", ylabel="bytes sent ÷ parameters")
+        at = [ranks.index((rank, world)) for rank in range(world)]
+        for n, sent, seen in zip(row["sizes"], row["sent"], row["rows"], strict=False):
+            left.plot(at, [count / row["parameter_bytes"] for count in sent], ".", color=plot.BLUE)
+            right.plot(at, [count / -(-n // world) for count in seen], ".", color=plot.BLUE)
+        left.hlines(2 * (world - 1) / world, at[0] - 0.4, at[-1] + 0.4, color=plot.ORANGE)
+    right.axhline(1, color=plot.ORANGE)
+    left.set(ylabel="bytes sent ÷ parameters")
+    right.set(ylabel="examples ÷ share")
+    for ax in (left, right):
+        ax.set(xlabel="rank of world", ylim=(0, None))
+        ax.set_xticks(range(len(ranks)), [f"{rank}/{world}" for rank, world in ranks])
     return plot.png(fig)

@@ -97,11 +97,11 @@ def devices(rng) -> list[Device]:
 
 def judge(session: Session) -> Verdict:
     parts = Parts(SLUG, MAX_POINTS)
-    evidence: dict = {}
-    host = session.answer()
     rows: list[dict] = []
+    evidence: dict = {"devices": rows}
+    host = session.answer()
     with parts.attempt("concurrency", 6):
-        rows = _judge_concurrency(session, host, parts, evidence)
+        _judge_concurrency(session, host, parts, rows)
     if host.closed:
         host = session.answer()
     with parts.attempt("torch", 4):
@@ -197,8 +197,8 @@ def _error(row) -> float:
     return abs(row["answer"] / row["truth"] - 1) / WITHIN
 
 
-def _judge_concurrency(session, host, parts, evidence) -> list[dict]:
-    rows, wrong, unclear = [], [], []
+def _judge_concurrency(session, host, parts, rows: list[dict]) -> None:
+    wrong, unclear = [], []
     control = None
     for device in devices(session.rng):
         row = _ask(host, device)
@@ -214,7 +214,6 @@ def _judge_concurrency(session, host, parts, evidence) -> list[dict]:
             row = min(again, key=_error) if again else row
             (unclear if not again else wrong if _error(row) > 1 else []).append((device, row))
         rows.append(row)
-    evidence["devices"] = rows
     if wrong:
         _, row = max(wrong, key=lambda w: _error(w[1]))
         hint_en, hint_zh = _hint(wrong)
@@ -232,7 +231,6 @@ def _judge_concurrency(session, host, parts, evidence) -> list[dict]:
         said = ", ".join(f"{r['answer']:.2g}" for r in sorted(rows, key=lambda r: r["truth"]))
         parts.add("concurrency", 6, True, f"`concurrency` was right on all {len(rows)} devices ({said} in flight).",
                   f"`concurrency` 在全部 {len(rows)} 台设备上都正确（平均同时进行 {said} 个）。")  # fmt: skip
-    return rows
 
 
 def _hint(wrong: list[tuple[Device, dict]]) -> tuple[str, str]:

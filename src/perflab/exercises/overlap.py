@@ -292,9 +292,9 @@ def judge(session: Session) -> Verdict:
         if not all(part.ok for part in parts.items):
             parts.add("hidden", 6, False, "The overlap was not judged: the gradients must be right first.", "未评判重叠程度：先要让梯度正确。")
             return parts.verdict(evidence=evidence)
-        rounds = []
+        rounds = evidence["rounds"] = []
         with parts.attempt("hidden", 6):
-            rounds = _judge_overlap(session, machine, parts, evidence)
+            _judge_overlap(session, machine, parts, evidence, rounds)
         return parts.verdict(evidence=evidence, figure=_figure(rounds))
     finally:
         machine.close()
@@ -354,10 +354,9 @@ def _mistake(plan: Plan, value, world: int) -> tuple[str, str] | None:
 # ---------------------------------------------------------------- time
 
 
-def _judge_overlap(session, machine, parts, evidence) -> list[dict]:
+def _judge_overlap(session, machine, parts, evidence, rounds: list[dict]) -> None:
     serial = Machine(session, SERIAL)
     layers, began = int(session.rng.integers(6, 9)), time.monotonic()
-    rounds: list[dict] = []
 
     def timed(which, plan) -> float:
         value, seconds = which.backward(plan, 2)
@@ -386,11 +385,10 @@ def _judge_overlap(session, machine, parts, evidence) -> list[dict]:
         serial.close()
     if len(rounds) < LOOKS[0]:
         parts.add("hidden", 6, None, "The machine was too slow for enough passes.", "机器太慢，测不够次数。")
-        return rounds
+        return
     middle, low, high = bench.median_interval([r["hidden"] for r in rounds])
     control = median(r["serial"] / r["theory"] for r in rounds)
-    evidence |= {"hidden": middle, "hidden_low": low, "hidden_high": high, "layers": layers, "serial_over_theory": control,
-                 "rounds": rounds}  # fmt: skip
+    evidence |= {"hidden": middle, "hidden_low": low, "hidden_high": high, "layers": layers, "serial_over_theory": control}
     told = (
         f"{layers} layers, as long to compute as to reduce: {median(r['answer'] for r in rounds) * 1e3:.0f} ms against"
         f" {median(r['serial'] for r in rounds) * 1e3:.0f} ms one after the other; {middle:.0%} of the time that can be hidden was"
@@ -417,7 +415,6 @@ def _judge_overlap(session, machine, parts, evidence) -> list[dict]:
             f"{told}: between {HIDDEN_FAILS:.0%} and {HIDDEN_PASSES:.0%} it can't be told apart from noise.",
             f"{told_zh}：介于 {HIDDEN_FAILS:.0%} 与 {HIDDEN_PASSES:.0%} 之间，无法与噪声区分。",
         )  # fmt: skip
-    return rounds
 
 
 def _figure(rounds) -> bytes | None:

@@ -128,13 +128,14 @@ def judge(session: Session) -> Verdict:
     written = True
     with parts.attempt("device", 3):
         written = _judge_on_device(session, host, parts, evidence)
+    on_device = parts.items[-1].ok
     if host.closed:
         host = session.answer()
         c.start(host, HOST, sys.modules[__name__], built.shared)
-    picture = None
     with parts.attempt("machine", 4):
-        picture = _judge_here(session, host, subject, parts, evidence, written)
-    return parts.verdict(evidence=evidence, figure=picture)
+        _judge_here(session, host, subject, parts, evidence, written)
+    here = evidence.get("here")
+    return parts.verdict(evidence=evidence, figure=_figure(None if here and on_device else evidence.get("device"), here))
 
 
 # ---- the C: every element once, in order
@@ -370,7 +371,7 @@ class Clock:
         return found
 
 
-def _judge_here(session, host, subject, parts, evidence, written) -> bytes:
+def _judge_here(session, host, subject, parts, evidence, written) -> None:
     clock = Clock(session, subject)
     agreement = c.Agreement()
     before = clock.ns()
@@ -379,6 +380,7 @@ def _judge_here(session, host, subject, parts, evidence, written) -> bytes:
         figures = _checked(value)
         claimed_s = 3 * sum(figures.values()) * N * 1e-9
         if spent_s < 0.9 * claimed_s:
+            evidence["here"] = {"answer": figures, "judge": before}
             raise AnswerFailed(
                 "value",
                 f"`experiment` reports figures for which three passes take {claimed_s:.3g} s together, but it returned after {spent_s:.3g} s:"
@@ -428,7 +430,6 @@ def _judge_here(session, host, subject, parts, evidence, written) -> bytes:
         parts.add("agrees", 3, True, "Your ten figures agree with the judge's timing of the same C on this machine.",
                   "你的十个数值与评测程序在本机对同一份 C 代码的计时一致。")  # fmt: skip
     _judge_slower(session, clock, figures, truth, parts, evidence)
-    return _figure(figures, truth)
 
 
 def lone(wrong: list) -> bool:
@@ -470,14 +471,22 @@ def _judge_slower(session, clock, figures, truth, parts, evidence) -> None:
                   f"在你的数值中，64 字节及以上的步幅是顺序访问的 {shown:.3g} 倍或更多。")  # fmt: skip
 
 
-def _figure(figures, truth) -> bytes:
+def _figure(on_device: dict | None, here: dict | None) -> bytes | None:
+    """The answer's curve over the judge's, for the walk of known speed and for this machine, as far as they are given."""
     from perflab import plot
 
-    fig, ax = plot.subplots()
-    ax.plot(STRIDES_BYTES, [truth[s] for s in STRIDES_BYTES], color=plot.ORANGE, label="the judge's", linewidth=4, alpha=0.6)
-    ax.plot(STRIDES_BYTES, [figures[s] for s in STRIDES_BYTES], "o-", color=plot.BLUE, label="your experiment")
-    ax.set(xscale="log", yscale="log", xlabel="stride (bytes)", ylabel="ns per access", xticks=STRIDES_BYTES)
-    ax.set_xticklabels(STRIDES_BYTES)
-    ax.minorticks_off()
-    plot.legend(fig)
+    shown = [("a walk of known speed", on_device["answer"], on_device["truth"])] if on_device else []
+    shown += [("this machine", here["answer"], here["judge"])] if here else []
+    if not shown:
+        return None
+    fig, axes = plot.subplots(len(shown), 1, height_in=0.6 + 2.7 * len(shown), squeeze=False)
+    for ax, (title, figures, truth) in zip(axes.flat, shown, strict=True):
+        ax.plot(STRIDES_BYTES, [truth[s] for s in STRIDES_BYTES], color=plot.ORANGE, label="the judge's", linewidth=4, alpha=0.6)
+        ax.plot(STRIDES_BYTES, [figures[s] for s in STRIDES_BYTES], "o-", color=plot.BLUE, label="your experiment")
+        ax.set(title=title, xscale="log", xlabel="stride (bytes)", ylabel="ns per access", xticks=STRIDES_BYTES)
+        ax.set_xticklabels(STRIDES_BYTES)
+        ax.set_yscale("log", base=2)
+        ax.yaxis.set_major_formatter("{x:.3g}")
+        ax.minorticks_off()
+    plot.legend(fig, handles=ax.get_legend_handles_labels()[0])
     return plot.png(fig, dpi=100)

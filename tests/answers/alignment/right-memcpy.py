@@ -1,4 +1,5 @@
 # Right: memcpy in C, addresses chosen from buf.ctypes.data, minimum of several calls.
+import mmap
 import time
 
 import numpy as np
@@ -27,7 +28,7 @@ void fill_words(unsigned char *base, size_t offset, size_t stride, size_t count,
 
 def experiment(sum_words, fill_words):
     count, repeats = 200_000, 9
-    page, line = 4096, 64
+    page, line = mmap.PAGESIZE, 128  # lines of 64 bytes are split there too
     buf = np.ones(4 * page, np.uint8)
     start = -buf.ctypes.data % page  # the offset of the buffer's first page boundary
     offsets = {"aligned": start, "unaligned": start + 20, "line_split": start + line - 4, "page_split": start + page - 4}
