@@ -80,7 +80,7 @@ def main() -> int:
     for latency_s, trip_s in trips_s.items():
         print(f"round trip of an empty message, {latency_s * 1e3:g} ms latency: {trip_s * 1e3:.2f} ms (median, n = 200)")
     for size in failed:
-        print(f"FAILED: {size >> 10} KiB is not within {ALLOWED:.0%} of what was set")
+        print(f"FAILED: {size >> 10} KiB: the median is not within {ALLOWED:.0%} of what was set")
     return bool(failed)
 
 

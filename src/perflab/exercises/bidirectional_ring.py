@@ -377,6 +377,6 @@ def _figure(loads, world: int, found=None) -> bytes | None:
     if found:
         right.plot([1e3 * s for s in found.reference_s], ".", color=plot.PALETTE[1], label="one-way ring")
         right.plot([1e3 * s for s in found.answer_s], ".", color=plot.PALETTE[0], label="your ring")
-        right.set(xlabel="round", ylabel="time (ms)", ylim=(0, None))
+        right.set(xlabel="round", ylabel="time (ms)", ylim=(0, 1.1 * right.dataLim.y1))
         plot.legend(fig, handles=right.get_legend_handles_labels()[0])
     return plot.png(fig)

@@ -411,25 +411,25 @@ def _judge_bytes(parts, rows) -> None:
 
 
 def _figure(rows) -> bytes | None:
-    """What each rank sent and computed in every step, over the parameters' bytes and over its share of the examples."""
+    """What each rank sent and computed in every step, over what is asked of it."""
     from perflab import plot
 
     shown = [row for row in rows if row["world"] > 1 and row.get("sent")]
     if not shown:
         return None
-    fig, (left, right) = plot.subplots(1, 2, height_in=2.6)
+    fig, (bytes_, examples) = plot.subplots(2, 1, height_in=4.2, sharex=True)
     ranks = [(rank, world) for world in WORLDS for rank in range(world) if any(row["world"] == world for row in shown)]
     for row in shown:
         world = row["world"]
         at = [ranks.index((rank, world)) for rank in range(world)]
+        for ax, asked in ((bytes_, 2 * (world - 1) / world), (examples, 1)):
+            ax.hlines(asked, at[0] - 0.4, at[-1] + 0.4, color=plot.ORANGE, linewidth=4, label="asked: 2(n−1)/n, and no more than a share")
         for n, sent, seen in zip(row["sizes"], row["sent"], row["rows"], strict=False):
-            left.plot(at, [count / row["parameter_bytes"] for count in sent], ".", color=plot.BLUE)
-            right.plot(at, [count / -(-n // world) for count in seen], ".", color=plot.BLUE)
-        left.hlines(2 * (world - 1) / world, at[0] - 0.4, at[-1] + 0.4, color=plot.ORANGE)
-    right.axhline(1, color=plot.ORANGE)
-    left.set(ylabel="bytes sent ÷ parameters")
-    right.set(ylabel="examples ÷ share")
-    for ax in (left, right):
-        ax.set(xlabel="rank of world", ylim=(0, None))
-        ax.set_xticks(range(len(ranks)), [f"{rank}/{world}" for rank, world in ranks])
+            bytes_.plot(at, [count / row["parameter_bytes"] for count in sent], "o", color=plot.BLUE, label="your ranks, each step")
+            examples.plot(at, [count / -(-n // world) for count in seen], "o", color=plot.BLUE)
+    for ax, label in ((bytes_, "bytes sent ÷\nparameters"), (examples, "examples ÷\nshare")):
+        ax.set(ylabel=label, ylim=(-0.1, 1.1 * ax.dataLim.y1))
+    examples.set_xlabel("rank of world")
+    examples.set_xticks(range(len(ranks)), [f"{rank} of {world}" for rank, world in ranks])
+    plot.legend(fig, handles=[bytes_.lines[0], bytes_.collections[0]])
     return plot.png(fig)

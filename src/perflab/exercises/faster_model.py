@@ -174,30 +174,42 @@ class Wrong(Exception):
         self.en, self.zh = en, zh
 
 
-def models(session: Session) -> tuple[str, list[Model]]:
-    """The source of all models to judge on and their list: the public ones, and the hidden one when grading."""
-    source, chosen = MODELS, list(PUBLIC)
+def models(session: Session) -> tuple[str, list[Model], list[Model]]:
+    """The source of all models to judge on, the public models and, when grading, the hidden ones; each list in random order."""
+    source, hidden = MODELS, []
     if session.hidden is not None:
         namespace: dict = {"Model": Model}
         exec((session.hidden / "models.py").read_text(encoding="utf-8"), namespace)
         source += namespace["SOURCE"]
-        chosen += namespace["HIDDEN"]
-    return source, chosen
+        hidden = namespace["HIDDEN"]
+    return source, *([some[i] for i in session.rng.permutation(len(some))] for some in (PUBLIC, hidden))
 
 
 def judge(session: Session) -> Verdict:
     parts = Parts(SLUG, MAX_POINTS)
     evidence: dict = {"models": {}}
-    source, chosen = models(session)
-    chosen = [chosen[i] for i in session.rng.permutation(len(chosen))]
+    source, public, hidden = models(session)
+    chosen = public + hidden
     limits = {"memory_bytes": 6 << 30, "cpu_s": 900}
     host = session.answer(**limits)
     host.define(source + ANSWERING)
     reference = session.trusted(source + REFERENCE)
-    if not _correct(session, host, reference, chosen, parts, evidence):
+    unsaved = None
+    with parts.attempt("correct", 4):
+        try:
+            for some, first in ((public, 0), (hidden, len(public))):
+                host.quotes = some is public  # from here on no exception may tell what a hidden model looks like
+                _correct(session, host, reference, some, evidence)
+                unsaved = unsaved or _not_saved(session, host, reference, some, first, limits)
+        except Wrong as wrong:
+            parts.add("correct", 4, False, wrong.en, wrong.zh)
+        else:
+            parts.add("correct", 4, True, f"The fast versions of all {len(chosen)} models compute what the models compute.",
+                      f"全部 {len(chosen)} 个模型的快速版本都与原模型结果一致。")  # fmt: skip
+    if not parts.items[0].ok:
         return parts.verdict(evidence=evidence)
-    with parts.attempt("saved", 2):
-        _saved(session, host, reference, chosen, parts, limits)
+    parts.add("saved", 2, unsaved is None, *(unsaved or (
+        "Each saved file, loaded where the model's class is absent, computes the same.", "每个保存的文件在没有模型类的进程中加载后，计算结果都一致。")))  # fmt: skip
     if host.closed:
         return parts.verdict(evidence=evidence)
     with parts.attempt("fast", 4):
@@ -231,36 +243,35 @@ def _compare(value, expected: Tensor, inputs, after, model: Model, what_en: str,
             raise Wrong(f"{what_en} of {model.name[0]} changed its inputs.", f"{model.name[1]}的{what_zh}改动了输入。")
 
 
-def _correct(session, host, reference, chosen, parts, evidence) -> bool:
-    with parts.attempt("correct", 4):
-        try:
-            for model in chosen:
-                state = reference.call("build", model.cls, int(session.rng.integers(1 << 31)))
-                example = _inputs(session, model)
-                reply, seconds = host.timed_call("$optimise", model.cls, state, *example, timeout_s=COMPILE_S, inference=False)
-                callable_, kind, changed = reply
-                evidence["models"][model.cls] = {"optimise_s": seconds}
-                if not callable_:
-                    raise Wrong(f"`optimise` returned {kind}, which can't be called.", f"`optimise` 返回了 {kind}，它不能被调用。")
-                if changed:
-                    raise Wrong(f"`optimise` changed the model it was given ({', '.join(changed)}): work on a copy.",
-                                f"`optimise` 改动了传入的模型（{', '.join(changed)}）：请使用副本。")  # fmt: skip
-                for _ in range(3):
-                    inputs = _inputs(session, model)
-                    value, after = host.call("$run", model.cls, *inputs, timeout_s=COMPILE_S, echo=True)
-                    _compare(value, reference.call("exact", model.cls, *inputs), inputs, after[1:], model, "The fast version", "快速版本")
-        except Wrong as wrong:
-            return parts.add("correct", 4, False, wrong.en, wrong.zh)
-        return parts.add("correct", 4, True, f"The fast versions of all {len(chosen)} models compute what the models compute.",
-                         f"全部 {len(chosen)} 个模型的快速版本都与原模型结果一致。")  # fmt: skip
-    return False
+def _correct(session, host, reference, some, evidence) -> None:
+    """Raises Wrong where the fast version of a model is none, or computes something else."""
+    for model in some:
+        state = reference.call("build", model.cls, int(session.rng.integers(1 << 31)))
+        example = _inputs(session, model)
+        reply, seconds = host.timed_call("$optimise", model.cls, state, *example, timeout_s=COMPILE_S, inference=False)
+        callable_, kind, changed = reply
+        evidence["models"][model.cls] = {"optimise_s": seconds}
+        if not callable_:
+            raise Wrong(f"`optimise` returned {kind}, which can't be called.", f"`optimise` 返回了 {kind}，它不能被调用。")
+        if changed:
+            raise Wrong(f"`optimise` changed the model it was given ({', '.join(changed)}): work on a copy.",
+                        f"`optimise` 改动了传入的模型（{', '.join(changed)}）：请使用副本。")  # fmt: skip
+        for _ in range(3):
+            inputs = _inputs(session, model)
+            value, after = host.call("$run", model.cls, *inputs, timeout_s=COMPILE_S, echo=True)
+            _compare(value, reference.call("exact", model.cls, *inputs), inputs, after[1:], model, "The fast version", "快速版本")
 
 
-def _saved(session, host, reference, chosen, parts, limits) -> None:
+def _not_saved(session, host, reference, some, first: int, limits) -> tuple[str, str] | None:
+    """What is wrong with the files of some models, in both languages; None where each, loaded in a fresh process, computes the same.
+
+    first: the number in the first file's name.
+    """
     fresh = session.answer(**limits)
+    fresh.quotes = host.quotes
     fresh.define(LOADING)
     try:
-        for i, model in enumerate(chosen):
+        for i, model in enumerate(some, first):
             path = f"{FILE_NAME}{i}"
             files = host.call("$save", model.cls, path, timeout_s=COMPILE_S, inference=False)
             if type(files) is not dict or len(files) != 1:
@@ -273,19 +284,15 @@ def _saved(session, host, reference, chosen, parts, limits) -> None:
             value, after = fresh.call("$run", model.cls, *inputs, timeout_s=COMPILE_S, echo=True)
             _compare(value, reference.call("exact", model.cls, *inputs), inputs, after[1:], model, "The loaded copy", "重新加载的副本")
     except Wrong as wrong:
-        parts.add("saved", 2, False, wrong.en, wrong.zh)
-        return
+        return wrong.en, wrong.zh
     except AnswerFailed as error:
-        parts.add(
-            "saved", 2, False,
+        return (
             f"Saving or loading failed. In the process that loads there is only the file, your answer cells and torch: the model's class is absent. {error.en}",
             f"保存或加载失败。加载时的进程里只有该文件、你的答案单元格和 torch，没有模型的类。{error.zh}",
-        )  # fmt: skip
-        return
+        )
     finally:
         fresh.close()
-    parts.add("saved", 2, True, "Each saved file, loaded where the model's class is absent, computes the same.",
-              "每个保存的文件在没有模型类的进程中加载后，计算结果都一致。")  # fmt: skip
+    return None
 
 
 def _fast(session, host, reference, chosen, parts, evidence) -> None:

@@ -454,12 +454,13 @@ def _figure(points, undisturbed) -> bytes | None:
     fig, ax = plot.subplots(height_in=2.4)
     for victim, colour in (("primary", plot.PALETTE[0]), ("backup", plot.PALETTE[1])):
         shown = [(i, p["seconds"]) for i, p in enumerate(points) if p["victim"] == victim and p["killed"]]
-        ax.plot([i for i, _ in shown], [1e3 * s for _, s in shown], "o", color=colour, label=f"{victim} killed")
+        if shown:
+            ax.plot([i for i, _ in shown], [1e3 * s for _, s in shown], "o", color=colour, label=f"{victim} killed")
     wrong = [(i, 1e3 * p["seconds"]) for i, p in enumerate(points) if "mistake" in p]
     if wrong:
         ax.plot(*zip(*wrong, strict=True), "x", color=plot.PINK, markersize=12, label="wrong")
     for _, outcome in undisturbed:
         ax.axhline(1e3 * outcome.seconds, color=plot.TEXT, linewidth=1)
-    ax.set(xlabel="run (lines: without a loss)", ylabel="time (ms)", ylim=(0, None))
+    ax.set(xlabel="run (lines: without a loss)", ylabel="time (ms)", ylim=(0, 1.1 * ax.dataLim.y1))
     plot.legend(fig)
     return plot.png(fig)

@@ -426,6 +426,6 @@ def _figure(rounds) -> bytes | None:
     fig, ax = plot.subplots(height_in=2.4)
     ax.plot([1e3 * r["serial"] for r in rounds], ".", color=plot.PALETTE[1], label="one after the other")
     ax.plot([1e3 * r["answer"] for r in rounds], ".", color=plot.PALETTE[0], label="your backward")
-    ax.set(xlabel="pass", ylabel="time (ms)", ylim=(0, None))
+    ax.set(xlabel="pass", ylabel="time (ms)", ylim=(0, 1.1 * ax.dataLim.y1))
     plot.legend(fig)
     return plot.png(fig)

@@ -262,6 +262,6 @@ def _figure(found) -> bytes:
     pairs = range(1, len(found.reference_s) + 1)
     ax.plot(pairs, [s * 1e3 for s in found.answer_s], "o", color=plot.PALETTE[0], label="run_chains")
     ax.plot(pairs, [s * 1e3 for s in found.reference_s], "s", color=plot.PALETTE[1], label="serial loop")
-    ax.set(xlabel="pair", ylabel="time (ms)", ylim=(0, None))
+    ax.set(xlabel="pair", ylabel="time (ms)", ylim=(0, 1.1 * ax.dataLim.y1))
     plot.legend(fig)
     return plot.png(fig, dpi=100)
