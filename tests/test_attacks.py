@@ -92,7 +92,7 @@ ATTACKS = {
 APPENDED = {
     "pickle-payload": (
         "\n\nclass Payload:\n    def __reduce__(self):\n        import os\n        return os.system, ('touch /tmp/payload',)\n\n\n"
-        "def measure(launch, wait):\n    return Payload()\n", 3, "`measure` must return"),
+        "def measure(launch, wait):\n    return Payload()\n", 3, "can't be sent to the judge"),
     "not-a-number": ("\n\ndef measure(launch, wait):\n    launch(), wait(), launch(), wait()\n    return float('nan'), float('nan')\n", 3, "finite"),
     "patched-event": (
         "\nimport threading\nthreading.Event.wait = lambda *a, **k: True\nthreading.Event.is_set = lambda *a: True\n"

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from verdicts import ANSWERS, answers, judged_as_promised
 
+from grader.judging import judge_answer
 from perflab import links
 from perflab.exercises import data_parallel
 from perflab.wire import Tensor
@@ -15,9 +16,26 @@ from perflab.wire import Tensor
 @pytest.mark.parametrize("path", answers("data-parallel"), ids=lambda p: p.stem)
 def test_verdict(path):
     verdict = judged_as_promised("data-parallel", path)
+    drawn = (verdict.figure or b"").startswith(b"\x89PNG")
+    assert drawn is any(run["world"] > 1 and run.get("sent") for run in verdict.evidence.get("runs", []))
     if verdict.status == "pass":
-        assert verdict.figure.startswith(b"\x89PNG")
         assert [run["world"] for run in verdict.evidence["runs"]] == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_a_forged_count_of_rows_fails():
+    """The count is kept in the answer's own process, where the answer can reach it."""
+    forge = """
+
+def train_step(model, batch, world, rank, lr, train_step=train_step):
+    import gc
+    train_step(model, batch, world, rank, lr)
+    for found in gc.get_objects():
+        if type(found) is dict and {"rows", "parameters"} <= found.keys():
+            found["rows"] = "none"
+"""
+    text = (ANSWERS / "data-parallel" / "right-reference.py").read_text()
+    parts = judge_answer("data-parallel", [text + forge]).evidence["parts"]
+    assert parts["training"] == "shown" and parts["split"] == "wrong"
 
 
 def network():

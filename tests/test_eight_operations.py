@@ -9,7 +9,9 @@ from perflab.exercises import eight_operations
 
 @pytest.mark.parametrize("path", answers("eight-operations"), ids=lambda p: p.stem)
 def test_verdict(path):
-    judged_as_promised("eight-operations", path)
+    verdict = judged_as_promised("eight-operations", path)
+    drawn = (verdict.figure or b"").startswith(b"\x89PNG")
+    assert drawn is bool(verdict.evidence.get("devices") or "judge" in verdict.evidence.get("torch", {}))
 
 
 def test_the_devices_run_what_they_say():

@@ -10,7 +10,9 @@ from perflab.exercises import faster_model
 
 @pytest.mark.parametrize("path", answers("faster-model"), ids=lambda p: p.stem)
 def test_verdict(path):
-    judged_as_promised("faster-model", path)
+    verdict = judged_as_promised("faster-model", path)
+    drawn = (verdict.figure or b"").startswith(b"\x89PNG")
+    assert drawn is any("comparison" in model for model in verdict.evidence.get("models", {}).values())
 
 
 def test_a_hidden_model_is_judged_too():

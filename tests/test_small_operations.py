@@ -11,7 +11,9 @@ from perflab.wire import Tensor
 
 @pytest.mark.parametrize("path", answers("small-operations"), ids=lambda p: p.stem)
 def test_verdict(path):
-    judged_as_promised("small-operations", path)
+    verdict = judged_as_promised("small-operations", path)
+    drawn = (verdict.figure or b"").startswith(b"\x89PNG")
+    assert drawn is ("comparison" in verdict.evidence)
 
 
 def test_the_truth_is_the_serial_loop():

@@ -14,7 +14,9 @@ def reference_answers() -> dict[str, str]:
     found: dict[str, str] = {}
     for assignment in course_files.assignments():
         for cell in course_files.source_notebook(course_files.SOLUTIONS / f"{assignment}.md").cells:
-            slug, role = course_files.split_grade_id(cell.metadata.get("nbgrader", {}).get("grade_id", "text-discuss"))
+            slug, role = course_files.split_grade_id(
+                cell.metadata.get("nbgrader", {}).get("grade_id", "text-discuss")
+            )
             if role.startswith("answer"):
                 lines = [line for line in cell.source.split("\n") if " SOLUTION" not in line]
                 found[slug] = found.get(slug, "") + "\n".join(lines) + "\n"

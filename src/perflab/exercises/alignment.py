@@ -543,7 +543,7 @@ def _judge_here(session, host, clock, parts, evidence, seen) -> None:
     agreement = c.Agreement()
     keys = [(kind, case) for kind in KINDS for case in CASES]
     before, reversed_ = clock.ns(), None
-    for _ in range(c.ATTEMPTS):
+    for attempt in range(c.ATTEMPTS + 2):
         value = host.call("$run_experiment", timeout_s=60, inference=False)
         figures = _checked(value)
         after = clock.ns()
@@ -557,12 +557,17 @@ def _judge_here(session, host, clock, parts, evidence, seen) -> None:
                 agreement.note((kind, case), ratio, was[kind, case] / was[base], now[kind, case] / now[base], _within(kind, case))
         truth = {key: math.sqrt(was[key] * now[key]) for key in keys}
         before, reversed_ = after, _reversed(figures, truth)
-        if agreement.settled(keys):
+        wrong = agreement.wrong(keys)
+        if agreement.settled(keys) and not a_little_off(wrong) or attempt + 1 >= c.ATTEMPTS and not wrong:
             break
     evidence["here"] = {"answer": figures, "judge_ns": {kind: {case: truth[kind, case] for case in CASES} for kind in KINDS}}
-    wrong = agreement.wrong(keys)
     if seen and not any(seen.values()):
         parts.add("agrees", 2, False, "Figures that were not measured do not count.", "不是测量得到的数值不计分。")
+    elif a_little_off(wrong):
+        (kind, case), value, true = wrong[0]
+        parts.add("agrees", 2, None, f"{_NAMES[case][0]} {_NAMES[kind][0]}: your experiment gives {value:.3g} ns, the judge measured {true:.3g}. A neighbour on the"
+                  " same core halves its speed, so this may be chance.",
+                  f"{_NAMES[case][1]}{_NAMES[kind][1]}：你的实验给出 {value:.3g} ns，评测程序测得 {true:.3g} ns。同一物理核上有邻居时速度会减半，因此这可能是偶然。")  # fmt: skip
     elif wrong:
         parts.add("agrees", 2, False, *_disagreement(*wrong[0], seen))
     elif agreement.all_ok(keys) is None:
@@ -571,8 +576,13 @@ def _judge_here(session, host, clock, parts, evidence, seen) -> None:
     else:
         parts.add("agrees", 2, True, "Your eight figures agree with the judge's timing of the same C on this machine.",
                   "你的八个数值与评测程序在本机对同一份 C 代码的计时一致。")  # fmt: skip
-    _judge_order(reversed_, agreement.all_ok(keys), parts)
+    _judge_order(reversed_, None if a_little_off(wrong) else agreement.all_ok(keys), parts)
     _judge_visible(session, clock, truth, parts, evidence)
+
+
+def a_little_off(wrong: list) -> bool:
+    """Nothing is wrong but absolute times, by less than a factor of 3: whoever shares the core may come and go for seconds."""
+    return bool(wrong) and all(case == "aligned" and abs(math.log(value / true)) < math.log(3) for (_, case), value, true in wrong)
 
 
 def _nearer(figures, before, after) -> tuple[dict, dict]:
