@@ -417,7 +417,7 @@ def sphinx(book: Book, edition: str, *, builder: str, out: Path, strict: bool = 
 
 
 def _run(command: list[str], failure: str, cwd: Path | None = None, quiet: bool = False) -> None:
-    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=os.environ | {"PYTHONWARNINGS": "ignore"})
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     said = (result.stderr + result.stdout).strip()
     if result.returncode:
         raise BuildError(f"{failure}:\n{said}")
