@@ -118,7 +118,11 @@ class Box:
                 self.pid = json.load(file)["child-pid"]
         finally:
             os.close(info)
-        self._cgroups.add(self.pid)
+        try:
+            self._cgroups.add(self.pid)
+        except OSError as error:
+            self.kill()
+            raise SandboxError(f"the sandbox's cgroup was lost while it was made ({error}); try again") from error
         self.counts_processes = "processes" in self._cgroups.limited
 
     def _arguments(self) -> list[str]:
@@ -286,8 +290,8 @@ def run_notebook(sources: list[str], *, timeout_s: float = 60, launcher: Launche
     followed by a note, and the remaining cells stay without output.
     """
     outputs: list[list[dict]] = [[] for _ in sources]
-    deadline = time.monotonic() + timeout_s
     with launcher.start(environ={"PERFLAB_AUTOGRADE": "1"}, cpu_s=int(timeout_s) + 5) as host:
+        deadline = time.monotonic() + timeout_s  # what a warm parent needs to start is not the notebook's
         for i, source in enumerate(sources):
             if not source.strip():
                 continue

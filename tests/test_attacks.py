@@ -8,6 +8,7 @@ edited, deleted, duplicated and retyped cells in test_rebuild.py.
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from nbgrader_course import command
@@ -82,7 +83,10 @@ ATTACKS = {
         "from IPython.display import HTML, Javascript, display\ndisplay(HTML('<script>alert(1)</script><img src=x onerror=alert(2)>'))\n"
         "display(Javascript('alert(3)'))\n", True, RIGHT, None),
     "reads-a-password": ("input('password: ')\n", True, 0, "EOFError"),
-    "kills-everyone": ("import os, signal\nfor pid in range(1, 400):\n    try:\n        if pid != os.getpid(): os.kill(pid, signal.SIGKILL)\n    except OSError:\n        continue\n", True, RIGHT, None),
+    "kills-everyone": (
+        "import os, signal\nfor pid in range(1, 400):\n    try:\n        if pid != os.getpid(): os.kill(pid, signal.SIGKILL)\n    except OSError:\n        continue\n", True,
+        # only a box that root made has another owner than the answer
+        *((RIGHT, None) if os.geteuid() == 0 else (0, "ended before"))),
     "changes-the-clock": ("import time\ntime.perf_counter = lambda: 0.0\n", False, 3, "your total_s is 0 ms"),
     "sleeps-for-ever": ("import time\ntime.sleep(10**6)\n", True, 0, "did not finish within"),
 }  # fmt: skip
@@ -125,8 +129,11 @@ def test_everybody_has_a_row(rows):
 @pytest.mark.parametrize("name", [*ATTACKS, *APPENDED])
 def test_the_score_is_the_answers_own(rows, name):
     points, says = (ATTACKS | APPENDED)[name][-2:]
-    row = rows[0][name]
-    assert row["score"] == points, row
+    found, course = rows
+    row = found[name]
+    # three points that noise left open, and that are not judged again where another part is wrong
+    still_open = 3 if "`survey` could not be compared" in json.dumps(course.graded(name), ensure_ascii=False) else 0
+    assert row["score"] + still_open == points, row
     if points == WRONG:
         says = "wait()"  # the honest reason: what is wrong with the answer, not with the cheat
     assert (says or "") in row["reason"], row

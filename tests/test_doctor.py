@@ -15,10 +15,14 @@ def test_this_machine(monkeypatch, capsys):
     assert all(what and text and fine in (True, False, None) for what, fine, text in found)
     isolated = sandbox.why_no_box() is None
     assert says(found, "sandbox")[0] is isolated
-    names = {root.name for root in sandbox.cgroup_roots()}
-    for what, controller in (("memory limit", "memory"), ("process limit", "pids")):
+    limited = set()
+    if isolated:
+        box = sandbox.Box({"memory_bytes": 1 << 30, "processes": 16})
+        limited = box._cgroups.limited
+        box.kill()
+    for what, kind in (("memory limit", "memory"), ("process limit", "processes")):
         fine, text = says(found, what)
-        assert fine is (True if controller in names or names - {"memory", "pids", "cpuacct"} else None), text
+        assert fine is (True if kind in limited else None), text
         assert text.startswith("a cgroup " if fine else "no cgroup ")
 
     monkeypatch.setattr(doctor, "findings", lambda: found)

@@ -66,6 +66,7 @@ def test_right_answers_on_a_cluster_of_ones_own(name):
                 assert run.values[f"worker-{i}"].tobytes() == expected.tobytes()
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("victim", ["primary", "backup"])
 def test_the_reference_survives_forty_moments_five_times_each(victim):
     source = (ANSWERS / "fault-tolerance" / "right-reference.py").read_text()

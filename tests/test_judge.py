@@ -302,7 +302,7 @@ def test_the_evidence_says_where_the_time_went(monkeypatch):
     other = threading.Thread(target=other_measurement)
     other.start()
     assert holds.wait(120)
-    threading.Timer(2, enough.set).start()
+    threading.Timer(4, enough.set).start()
     began = time.monotonic()
     spent = judging.judge_answer("async-on-cpu", ["measure = is_asynchronous = survey = print\n"]).evidence
     whole_s = time.monotonic() - began
@@ -310,7 +310,7 @@ def test_the_evidence_says_where_the_time_went(monkeypatch):
     assert spent["seconds"] == pytest.approx(spent["probe_s"] + spent["hosts_s"] + spent["measured_s"], abs=0.003)
     assert spent["seconds"] + spent["waited_s"] <= whole_s + 0.003
     assert spent["measured_s"] >= 0.2 and spent["probe_s"] > 0 and spent["hosts_s"] > 0
-    assert spent["waited_s"] + spent["probe_s"] > 1.5  # the other one held the lease for 2 s
+    assert spent["waited_s"] + spent["probe_s"] > 1.5  # the other one held the lease for 4 s
 
 
 def test_hosts_that_start_at_once_count_once(session):

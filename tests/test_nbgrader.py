@@ -500,7 +500,7 @@ def test_validate_says_what_is_wrong(course, tmp_path):
     found = {}
     for name, edit in (("wrong", lambda source: source.replace("launch_s < 0.5 * total_s", "True")), ("right", None)):
         (student["cwd"] / f"{name}.ipynb").write_text(json.dumps(course.solution(edit)))
-        done = command("nbgrader", "validate", f"{name}.ipynb", **student)
+        done = command("nbgrader", "validate", f"{name}.ipynb", timeout_s=600, **student)
         assert done.returncode == 0, done.stderr
         assert "Cell output is" not in done.stderr
         found[name] = done.stdout
@@ -525,6 +525,7 @@ def test_a_file_named_as_one_of_the_instructors(course, fake_judge):
     assert "the student's" not in {path.read_text() for path in (course.folder / "autograded").rglob("helper.py")}
 
 
+@pytest.mark.usefixtures("needs_sandbox")
 def test_packages_of_the_users_own_are_not_an_answers(tmp_path):
     """#1842: what lies in the home of whoever grades, or on PYTHONPATH, is not there for an answer, boxed or not."""
     site = Path(sysconfig.get_path("purelib", "posix_user", {"userbase": str(tmp_path)}))
@@ -559,6 +560,7 @@ SECRETS_TOLD = {
 }
 
 
+@pytest.mark.usefixtures("needs_sandbox")
 def test_nothing_hidden_is_in_the_feedback(course, monkeypatch):
     """#917: secret cases, which a judge's evidence names and an answer's exception quotes, stay with the instructor."""
     hidden = judging.hidden_cases("cache-size")
@@ -619,11 +621,12 @@ WAITS = {
 }
 
 
+@pytest.mark.usefixtures("needs_sandbox")
 @pytest.mark.parametrize("wait", WAITS)
 def test_a_widget_does_not_hang_the_grading(wait):
     start = time.perf_counter()
-    record = perform(Task("run", "", (WIDGET, WAITS[wait], "print('never')")), run_timeout_s=4)
-    assert time.perf_counter() - start < 60
+    record = perform(Task("run", "", (WIDGET, WAITS[wait], "print('never')")), run_timeout_s=20)
+    assert time.perf_counter() - start < 120
     shown, waited, after = record["outputs"]
     assert [output["output_type"] for output in shown] == ["display_data"] and "IntSlider" in shown[0]["data"]["text/plain"]
     assert "did not finish" in record["note"] and waited and after == []

@@ -7,6 +7,7 @@ questions of one such process. Without a box, hosts are plain processes: that is
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import json
 import math
@@ -477,7 +478,7 @@ class Host:
 
         if not self.quotes:
             kind = text("type", 80)
-            kind = kind if re.fullmatch(r"\w+", kind) else "an exception"
+            kind = kind if kind in dir(builtins) else "an exception"  # another name could tell of the case
             return AnswerFailed(
                 "exception", f"Your code raised {kind} on a case that is kept secret, so its text is not shown here.",
                 f"你的代码在一个保密的测试用例上抛出了 {kind}，因此这里不显示它的内容。",

@@ -25,6 +25,7 @@ MAX_FRAME_BYTES = 1 << 30
 MAX_HEADER_BYTES = 32 << 20
 MAX_DEPTH = 8
 MAX_STRING = 1 << 20
+MAX_INT_BITS = 256
 _LENGTHS = struct.Struct("<QQ")
 _KINDS = "biufc"
 
@@ -88,8 +89,8 @@ def encode(value, *, function=None) -> tuple[object, list]:
         if v is None or kind is bool:
             return v
         if kind is int:
-            if v.bit_length() > 256:
-                raise WireError("an integer of more than 256 bits can't be sent")
+            if v.bit_length() > MAX_INT_BITS:
+                raise WireError(f"an integer of more than {MAX_INT_BITS} bits can't be sent")
             return v
         if kind is float:
             return v if math.isfinite(v) else {"f": repr(v)}
@@ -146,6 +147,8 @@ def decode(tree, arrays, *, function=None, as_torch=False):
         if depth > MAX_DEPTH:
             raise WireError("a value nested too deep")
         kind = type(t)
+        if kind is int and t.bit_length() > MAX_INT_BITS:
+            raise WireError(f"an int of more than {MAX_INT_BITS} bits")
         if t is None or kind in (bool, int, float, str):
             return t
         if kind is list:

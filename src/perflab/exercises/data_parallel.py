@@ -265,6 +265,8 @@ def _train(group, single, values, batches, lr, row) -> tuple[str, str] | None:
                 f"world = {world}，第 {number} 步，{n} 个样本：{error.zh}"
                 + ("分到空数据的进程没有梯度，但同样要参与同步。" if empty else ""),
             ) from None
+        if not all(type(r) is tuple and len(r) == 2 for r in reports):
+            raise AnswerFailed("protocol", "The reply was malformed.", "返回的数据格式不正确。")
         sent = [0] * world
         foreign = 0
         for (source, _), count in group.wires.counts().items():

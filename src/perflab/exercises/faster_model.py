@@ -166,6 +166,20 @@ def run(key, *inputs):
 """
 
 
+# All that is said of a hidden model: what comes from the answer's process could describe it.
+HIDDEN_WRONG = (
+    "On a network you have not seen the fast version is not right: it can't be called, it computes something else than the model, or `optimise` or a"
+    " call changed the model or its inputs. Try your answer on models of your own, with several inputs and with modules of other kinds.",
+    "对一个你没有见过的网络，快速版本不正确：它不能被调用、结果与原模型不同，或者 `optimise` 或一次调用改动了模型或输入。请用你自己的其他模型试一试，"
+    "例如有多个输入的、含有其他类型模块的模型。",
+)
+HIDDEN_NOT_SAVED = (
+    "The saved file of a network you have not seen is not right: `save` writes exactly one regular file, and what `load` makes of it, in a process without"
+    " the model's class, computes what the model computes.",
+    "一个你没有见过的网络的保存文件不正确：`save` 应只写一个普通文件；在没有模型类的进程中，`load` 得到的对象应与原模型结果一致。",
+)
+
+
 class Wrong(Exception):
     """What a model's outputs or state show to be wrong, in both languages."""
 
@@ -191,18 +205,22 @@ def judge(session: Session) -> Verdict:
     source, public, hidden = models(session)
     chosen = public + hidden
     limits = {"memory_bytes": 6 << 30, "cpu_s": 900}
-    host = session.answer(**limits)
-    host.define(source + ANSWERING)
     reference = session.trusted(source + REFERENCE)
-    unsaved = None
+    hosts, unsaved = [], None
     with parts.attempt("correct", 4):
         try:
             for some, first in ((public, 0), (hidden, len(public))):
-                host.quotes = some is public  # from here on no exception may tell what a hidden model looks like
+                if not some:
+                    continue
+                if not hosts or hosts[-1].closed:  # by its own `save`
+                    hosts.append(session.answer(**limits))
+                    hosts[-1].define(source + ANSWERING)
+                host = hosts[-1]
+                host.quotes = some is public  # no exception may tell what a hidden model looks like
                 _correct(session, host, reference, some, evidence)
                 unsaved = unsaved or _not_saved(session, host, reference, some, first, limits)
         except Wrong as wrong:
-            parts.add("correct", 4, False, wrong.en, wrong.zh)
+            parts.add("correct", 4, False, *(HIDDEN_WRONG if some is hidden else (wrong.en, wrong.zh)))
         else:
             parts.add("correct", 4, True, f"The fast versions of all {len(chosen)} models compute what the models compute.",
                       f"全部 {len(chosen)} 个模型的快速版本都与原模型结果一致。")  # fmt: skip
@@ -210,10 +228,10 @@ def judge(session: Session) -> Verdict:
         return parts.verdict(evidence=evidence)
     parts.add("saved", 2, unsaved is None, *(unsaved or (
         "Each saved file, loaded where the model's class is absent, computes the same.", "每个保存的文件在没有模型类的进程中加载后，计算结果都一致。")))  # fmt: skip
-    if host.closed:
+    if host.closed or len(hosts) > 1:  # then the fast versions are gone
         return parts.verdict(evidence=evidence)
     with parts.attempt("fast", 4):
-        _fast(session, host, reference, chosen, parts, evidence)
+        _fast(session, host, reference, public, hidden, parts, evidence)
     return parts.verdict(evidence=evidence, figure=_figure(chosen, evidence))
 
 
@@ -249,8 +267,10 @@ def _correct(session, host, reference, some, evidence) -> None:
         state = reference.call("build", model.cls, int(session.rng.integers(1 << 31)))
         example = _inputs(session, model)
         reply, seconds = host.timed_call("$optimise", model.cls, state, *example, timeout_s=COMPILE_S, inference=False)
+        if type(reply) is not tuple or [type(r) for r in reply] != [bool, str, list]:
+            raise AnswerFailed("protocol", "The reply was malformed.", "返回的数据格式不正确。")
         callable_, kind, changed = reply
-        evidence["models"][model.cls] = {"optimise_s": seconds}
+        evidence["models"][model.name[0]] = {"optimise_s": seconds}
         if not callable_:
             raise Wrong(f"`optimise` returned {kind}, which can't be called.", f"`optimise` 返回了 {kind}，它不能被调用。")
         if changed:
@@ -267,10 +287,10 @@ def _not_saved(session, host, reference, some, first: int, limits) -> tuple[str,
 
     first: the number in the first file's name.
     """
-    fresh = session.answer(**limits)
-    fresh.quotes = host.quotes
-    fresh.define(LOADING)
     try:
+        fresh = session.answer(**limits)
+        fresh.quotes = host.quotes
+        fresh.define(LOADING)
         for i, model in enumerate(some, first):
             path = f"{FILE_NAME}{i}"
             files = host.call("$save", model.cls, path, timeout_s=COMPILE_S, inference=False)
@@ -283,23 +303,22 @@ def _not_saved(session, host, reference, some, first: int, limits) -> tuple[str,
             inputs = _inputs(session, model)
             value, after = fresh.call("$run", model.cls, *inputs, timeout_s=COMPILE_S, echo=True)
             _compare(value, reference.call("exact", model.cls, *inputs), inputs, after[1:], model, "The loaded copy", "重新加载的副本")
+        fresh.close()
     except Wrong as wrong:
-        return wrong.en, wrong.zh
+        return (wrong.en, wrong.zh) if host.quotes else HIDDEN_NOT_SAVED
     except AnswerFailed as error:
         return (
             f"Saving or loading failed. In the process that loads there is only the file, your answer cells and torch: the model's class is absent. {error.en}",
             f"保存或加载失败。加载时的进程里只有该文件、你的答案单元格和 torch，没有模型的类。{error.zh}",
         )
-    finally:
-        fresh.close()
     return None
 
 
-def _fast(session, host, reference, chosen, parts, evidence) -> None:
+def _fast(session, host, reference, public, hidden, parts, evidence) -> None:
     states, texts_en, texts_zh = [], [], []
+    chosen = public + hidden
     for model in sorted(chosen, key=lambda m: not m.must_be_faster):
-
-        outputs = []
+        host.quotes, outputs = model in public, []
 
         def timed(where, name, model=model, outputs=outputs) -> float:
             inputs = _inputs(session, model)
@@ -315,9 +334,9 @@ def _fast(session, host, reference, chosen, parts, evidence) -> None:
             for inputs, value in outputs:
                 _compare(value, reference.call("exact", model.cls, *inputs), [], [], model, "The fast version", "快速版本")
         except Wrong as wrong:
-            parts.add("fast", 4, False, wrong.en, wrong.zh)
+            parts.add("fast", 4, False, *((wrong.en, wrong.zh) if model in public else HIDDEN_WRONG))
             return
-        evidence["models"][model.cls]["comparison"] = found.as_dict()
+        evidence["models"][model.name[0]]["comparison"] = found.as_dict()
         states.append(found.faster)
         if found.faster:
             continue
@@ -337,7 +356,7 @@ def _fast(session, host, reference, chosen, parts, evidence) -> None:
             texts_zh.append(f"在{model.name[1]}上比原模型慢：{found.ratio:.3g} 倍（{found}）；{wish_zh}。没有可融合的运算时，保持原样即可。")
     ok = False if False in states else None if None in states else True
     if ok:
-        listed = {m.name: evidence["models"][m.cls]["comparison"]["ratio"] for m in chosen}
+        listed = {m.name: evidence["models"][m.name[0]]["comparison"]["ratio"] for m in chosen}
         texts_en = [f"Speed against the models: {', '.join(f'{n[0]} {r:.3g}×' for n, r in listed.items())}."]
         texts_zh = [f"与原模型相比的速度：{'，'.join(f'{n[1]} {r:.3g}×' for n, r in listed.items())}。"]
     parts.add("fast", 4, ok, " ".join(texts_en), "".join(texts_zh))
@@ -346,7 +365,7 @@ def _fast(session, host, reference, chosen, parts, evidence) -> None:
 def _figure(chosen, evidence) -> bytes | None:
     from perflab import plot
 
-    shown = [(m.name[0], evidence["models"][m.cls].get("comparison"), m) for m in chosen]
+    shown = [(m.name[0], evidence["models"][m.name[0]].get("comparison"), m) for m in chosen]
     shown = [s for s in shown if s[1]]
     if not shown:
         return None

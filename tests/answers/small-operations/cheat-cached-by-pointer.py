@@ -1,4 +1,4 @@
-# [correctness] Answers from a cache by where the input lies in memory. Expect: wrong result
+# Answers from a cache by where the input lies in memory. Expect: wrong result
 import time
 from statistics import median
 
