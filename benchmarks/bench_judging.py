@@ -11,21 +11,13 @@ import argparse
 import json
 import sys
 
-from grader import course_files, judging
-from grader.rebuild import answer_cells
+from grader import judging
+from grader.rebuild import reference_answers
 from perflab import machine
 
 LIMITS_S = {"async-on-cpu": 5.0} | dict.fromkeys(("alignment", "stride", "cache-size"), 25.0) \
     | dict.fromkeys(("data-parallel", "bidirectional-ring", "overlap", "fault-tolerance"), 30.0)  # fmt: skip
 LIMIT_S = 20.0  # of all others
-
-
-def reference_answers() -> dict[str, list[str]]:
-    """slug → the answer cells of the solution."""
-    found = {}
-    for path in sorted(course_files.SOLUTIONS.glob("*.md")):
-        found |= answer_cells(course_files.source_notebook(path))
-    return found
 
 
 def judged(slug: str, cells: list[str]) -> dict:

@@ -14,7 +14,7 @@ import nbformat
 from nbformat.notebooknode import NotebookNode
 from nbgrader.preprocessors import NbGraderPreprocessor
 
-from grader.course_files import split_grade_id
+from grader.course_files import SOLUTIONS, assignments, source_notebook, split_grade_id
 from grader.intake import Cell, Sentence, Submission
 
 MAX_ANSWER_CHARACTERS = 1_000_000
@@ -45,6 +45,14 @@ def answer_cells(notebook: NotebookNode) -> dict[str, list[str]]:
         if role.startswith("answer"):
             given = cell.metadata.get("perflab", {}).get("state", "given") == "given"
             found.setdefault(slug, []).extend([cell.source] if given else [])
+    return found
+
+
+def reference_answers() -> dict[str, list[str]]:
+    """slug → the answer cells of its solution."""
+    found: dict[str, list[str]] = {}
+    for assignment in assignments():
+        found |= answer_cells(source_notebook(SOLUTIONS / f"{assignment}.md"))
     return found
 
 

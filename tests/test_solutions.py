@@ -5,25 +5,10 @@ import ast
 import pytest
 from verdicts import answers, judged_as_promised
 
-from grader import course_files
+from grader.rebuild import reference_answers
 from perflab import judge
 
-
-def reference_answers() -> dict[str, str]:
-    """exercise → the code of its answer cells with the reference solution in them, without the markers around it."""
-    found: dict[str, str] = {}
-    for assignment in course_files.assignments():
-        for cell in course_files.source_notebook(course_files.SOLUTIONS / f"{assignment}.md").cells:
-            slug, role = course_files.split_grade_id(
-                cell.metadata.get("nbgrader", {}).get("grade_id", "text-discuss")
-            )
-            if role.startswith("answer"):
-                lines = [line for line in cell.source.split("\n") if " SOLUTION" not in line]
-                found[slug] = found.get(slug, "") + "\n".join(lines) + "\n"
-    return found
-
-
-REFERENCES = reference_answers()
+REFERENCES = {slug: "\n".join(cells) for slug, cells in reference_answers().items()}
 
 
 def program(code: str) -> str:
