@@ -181,8 +181,8 @@ def test_an_estimate_that_fails_here_costs_its_own_point_only(returned, monkeypa
     assert verdict.evidence["parts"]["estimate"] == "wrong"
 
 
-def curves(values_before, values_mine, values_after):
-    sizes = [8 * KIB * 4**i for i in range(len(values_mine))]
+def curves(values_before, values_mine, values_after, sizes=None):
+    sizes = sizes or [8 * KIB * 4**i for i in range(len(values_mine))]
     made = []
     for values in (values_before, values_mine, values_after):
         table = dict(zip(sizes, values, strict=True))
@@ -221,6 +221,13 @@ def test_what_is_plainly_wrong_is_not_measured_for_ever():
         before, answer, after = curves(ones, mine, ones)
         off = cache_size.compared(before, answer, after, 1 << 40)
         assert cache_size.plainly_wrong(off, before, answer, 1 << 40) is plain
+
+
+@pytest.mark.parametrize(("far", "plain"), [((4.0, 4.0), True), ((0.2, 0.2), True), ((4.0, 2.0), False), ((1.0, 1.0), False)])
+def test_wrong_at_every_size_beyond_all_caches_is_plainly_wrong(far, plain):
+    sizes = [8 * KIB, 64 * MIB, 100 * MIB]
+    before, answer, _ = curves([1, 1, 1], [1, *far], [1, 1, 1], sizes)
+    assert cache_size.plainly_wrong(cache_size.compared(before, answer, before, MIB), before, answer, MIB) is plain
 
 
 def test_sizes_are_drawn_anew_and_cover_the_range():

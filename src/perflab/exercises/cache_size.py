@@ -531,13 +531,16 @@ def _measure_here(session, host, evidence) -> Here:
         return [_latency(host.call("$latency_here", size, timeout_s=20, inference=False)) for size in shuffled]
 
     before, mine, after = Curve(sizes, probed), Curve(sizes, answered), Curve(sizes, probed)
-    before.rounds(3, order)
-    mine.rounds(ROUNDS, order)
-    after.rounds(3, order)
     system = {cache["level"]: cache["size_bytes"] for cache in machine.caches(session.cpu) if cache["size_bytes"]}
     l2 = system.get(2, MIB)
+    before.rounds(ROUNDS // 2, order)
+    mine.rounds(ROUNDS // 2, order)
+    clear = plainly_wrong(compared(before, mine, before, l2), before, mine, l2)
+    if not clear:
+        mine.rounds(ROUNDS - ROUNDS // 2, order)
+    after.rounds(ROUNDS // 2, order)
     off = compared(before, mine, after, l2)
-    for _ in range(MORE_ROUNDS if any(ok is not True for ok in off.values()) else 0):
+    for _ in range(MORE_ROUNDS if not clear and any(ok is not True for ok in off.values()) else 0):
         again = [size for size, ok in off.items() if ok is not True]
         before.rounds(1, order, again)
         mine.rounds(1, order, again)
@@ -572,9 +575,16 @@ def compared(before, mine, after, l2: int) -> dict[int, bool | None]:
 
 
 def plainly_wrong(off: dict[int, bool | None], before: Curve, mine: Curve, l2: int) -> bool:
-    """Six sizes and more where nobody else is at work are off by more than the factor squared: no further round would help."""
-    far_off = [abs(math.log(mine.ns[s] / before.ns[s])) > 2 * math.log(CURVE_WITHIN) for s, ok in off.items() if ok is False and not shared(s, l2)]
-    return sum(far_off) >= 6
+    """Whether no further round would help: what nobody else at work can explain.
+
+    That is six sizes in the core's own caches or beyond all caches that are off by more than the allowed factor squared, or
+    all that lie beyond all caches and are off by more than it cubed.
+    """
+    def wrong_by(power: int, sizes) -> list[bool]:
+        return [off[s] is False and abs(math.log(mine.ns[s] / before.ns[s])) > power * math.log(CURVE_WITHIN) for s in sizes]
+
+    far = wrong_by(3, [size for size in off if size >= FAR_BYTES])
+    return sum(wrong_by(2, [size for size in off if not shared(size, l2)])) >= 6 or bool(far) and all(far)
 
 
 def shared(size: int, l2: int) -> bool:
