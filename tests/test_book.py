@@ -356,6 +356,21 @@ def test_no_markup_is_left_in_the_text(site, pages):
     assert shown == []
 
 
+def test_no_line_can_begin_with_the_mark_behind_a_formula(site, pages):
+    from bs4 import BeautifulSoup
+
+    loose, together = [], 0
+    for edition in EDITIONS:
+        for name in pages:
+            html = BeautifulSoup((site / edition / f"{name}.html").read_text("utf8"), "html.parser")
+            for formula in html.select("span.math"):
+                if re.match("[,.;:!?，。；：！？、]", formula.next_sibling or ""):
+                    kept = "together" in formula.parent.get("class", [])
+                    together += kept
+                    loose += [] if kept else [f"{edition}/{name}: {formula.text}{formula.next_sibling}"]
+    assert loose == [] and together > 50
+
+
 def test_pages_have_one_title(parsed, site, pages):
     for edition in EDITIONS:
         for name in pages:

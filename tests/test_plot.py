@@ -224,3 +224,22 @@ def test_timeline_refuses_what_it_cannot_draw(spans, lanes, message):
 )
 def test_time_unit(length_s, unit):
     assert plot._time_unit(length_s)[1] == unit
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks", "expected"),
+    [
+        ([1.5, 30], None, ["2", "5", "10", "20"]),
+        ([1, 3e5], None, ["1", "10", "100", "1000", "10000", "100000"]),
+        ([1, 3e5], [3, 700], ["3", "700"]),
+    ],
+)
+def test_plain_numbers_on_a_logarithmic_axis(values, ticks, expected):
+    fig, ax = plot.subplots()
+    ax.plot(values, values)
+    ax.set(yscale="log")
+    plot.plain_log(ax.yaxis, ticks)
+    fig.draw_without_rendering()
+    low, high = ax.get_ylim()
+    shown = [t.get_text() for t in ax.yaxis.get_ticklabels(which="both") if low <= t.get_position()[1] <= high and t.get_text()]
+    assert shown == expected

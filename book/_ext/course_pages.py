@@ -1,6 +1,6 @@
 """What this course adds to every page: the other language, the page as a notebook, and where its outputs were made.
 
-It also adds the directive ``student-notebook``: ```` ```{student-notebook} 12-2 ``` ```` puts the download of an
+It keeps a formula and the punctuation mark behind it on one line. It also adds the directive ``student-notebook``: ```` ```{student-notebook} 12-2 ``` ```` puts the download of an
 assignment's notebook on a page. book/build.py has written the files it needs before Sphinx starts:
 
 - ``<book_executed>/<page>.ipynb``: the executed page; ``metadata.execution_record`` says when and where;
@@ -8,6 +8,7 @@ assignment's notebook on a page. book/build.py has written the files it needs be
 """
 
 import json
+import re
 from html import escape
 from pathlib import Path
 
@@ -85,6 +86,19 @@ def say_where_executed(app, doctree, docname):
     title.parent.insert(title.parent.index(title) + 1, nodes.paragraph("", line, classes=["executed-on"]))
 
 
+def keep_marks_with_formulas(app, doctree, docname):
+    """A browser may break the line behind a formula; a punctuation mark would then begin the next one."""
+    for formula in list(doctree.findall(nodes.math)):
+        after = formula.next_node(descend=False, siblings=True)
+        marks = re.match(r"[,.;:!?)，。；：！？、）」”]+", after) if isinstance(after, nodes.Text) else None
+        if marks:
+            parent = formula.parent
+            parent.replace(after, nodes.Text(after[marks.end():]))
+            together = nodes.inline("", "", classes=["together"])
+            parent.replace(formula, together)
+            together += [formula, nodes.Text(marks[0])]
+
+
 def add_page_tools(app, pagename, templatename, context, doctree):
     """Give page-tools.html the address of this page in the other language and as a notebook."""
     text = TEXT[app.config.language]
@@ -134,5 +148,6 @@ def setup(app):
     myst_nb_cache.single_nb_execution = refuse_to_execute
     app.add_directive("student-notebook", StudentNotebook)
     app.connect("doctree-resolved", say_where_executed)
+    app.connect("doctree-resolved", keep_marks_with_formulas)
     app.connect("html-page-context", add_page_tools)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -109,6 +109,22 @@ def legend(fig, *, columns: int = 4, **kwargs) -> None:
     fig.legend(loc="outside upper left", ncols=min(max(n, 1), columns), fontsize=10, **kwargs)
 
 
+def plain_log(axis, ticks=None) -> None:
+    """Plain numbers in place of powers of ten on a logarithmic axis (`ax.xaxis` or `ax.yaxis`), after the data is drawn.
+
+    They stand at `ticks`; without, at 1, 2 and 5 times each power of ten, or at the powers alone beyond three decades.
+    """
+    from matplotlib import ticker
+
+    low, high = axis.get_view_interval()
+    steps = (1.0, 2.0, 5.0) if high <= 1000 * low else (1.0,)
+    axis.set_major_locator(ticker.LogLocator(subs=steps) if ticks is None else ticker.FixedLocator(ticks))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    if ticks is not None or len(steps) > 1:
+        axis.set_minor_locator(ticker.NullLocator())
+    axis.set_minor_formatter(ticker.NullFormatter())
+
+
 def timeline(
     spans,
     *,
