@@ -28,7 +28,8 @@ has is a `Node` object, with which it sends and receives messages. This page is 
 
 `node.name`     its own name, a string.
 `node.peers`    the names of the nodes it has a link to, a tuple, in the same order on every node.
-`node.lost`     the set of peers that it knows to be lost.
+`node.lost`     the set of peers that it knows to be lost. `send` may find out first: messages of such a peer can then still
+                be waiting, and `recv` gives them, and its `PeerLost` at their end, all the same.
 
 **`node.send(to, message)`** sends a message to the peer named `to`. A message is any value that `pickle`
 carries: numbers, strings, tuples, dictionaries, NumPy arrays, tensors. It is copied: what you change
@@ -66,7 +67,9 @@ first byte, 0.5 inside it, 1 (the default) just after its last byte. `Kill("serv
 "server", 2))` kills the server when the third request has reached it and before any answer to it gets out.
 
 On the command line and in notebooks the nodes are forked from your own process. When an exercise is graded
-each is in a sandbox of its own, and the links belong to the grader; the `Node` is the same.
+each is in a sandbox of its own, and the links belong to the grader; the `Node` is the same, but a `recv` without a
+time-out that has waited for 4 s ends with a RuntimeError. The grader also kills a node whose messages still under way
+arrive a little later, before the others see it fall silent.
 """
 
 from __future__ import annotations

@@ -109,7 +109,10 @@ class Processes:
                 if fd in also:
                     continue
                 name = open_pipes[fd]
-                data = self.pipes[name].recv(1 << 20)
+                try:
+                    data = self.pipes[name].recv(1 << 20)
+                except ConnectionResetError:  # it was killed before it had read what we sent
+                    data = b""
                 received[name] += data
                 if not data:
                     del open_pipes[fd]

@@ -27,7 +27,7 @@ LOAD_SLACK = 1.1
 SPEEDUP = 1.5
 TIMED_WORLD = 4
 TIMED_ELEMENTS = 1 << 20  # 4 MiB
-BANDWIDTH = 32e6  # bytes a second, each direction of each link: low enough that the processes' own work is small beside it
+BANDWIDTH = 20e6  # bytes a second, each direction of each link: low enough that the processes' own work is small beside it
 ONE_WAY_WITHIN = 1.15
 
 # Runs in every rank's process; `state` keeps the tensor between the calls, so that its transfer isn't timed.

@@ -134,7 +134,11 @@ def judge(session: Session) -> Verdict:
             parts.add(name, 2, False, f"Not judged: {en}. The parameters must be right first.", f"未评判：{zh}。先要让参数正确。")
         return parts.verdict(evidence=evidence, figure=_figure(rows))
     _judge_split(parts, rows)
-    _judge_bytes(parts, rows)
+    if parts.items[-1].ok:
+        _judge_bytes(parts, rows)
+    else:
+        parts.add("bytes", 2, False, "Not judged: the bytes sent. They count once each rank computes on its shard alone.",
+                  "未评判：发送的字节数。每个进程只计算自己那一份之后才计入。")  # fmt: skip
     return parts.verdict(evidence=evidence, figure=_figure(rows))
 
 
@@ -353,9 +357,9 @@ def _update_hint(before, expected, got, trainable, number, world) -> tuple[str, 
     if number > 1:
         return ("The first step was right: are old gradients still in .grad, and what about an empty shard?",
                 "第一步是对的：.grad 里是否还留着旧梯度？空的那一份又如何处理？")  # fmt: skip
-    return ("Loss = Σ weight·cross_entropy / Σ weight. Divide by Σ weight of the whole batch, not of the shard: a mean of the shards' means is"
+    return ("Do the shards together cover the batch? Loss = Σ weight·cross_entropy / Σ weight. Divide by Σ weight of the whole batch, not of the shard: a mean of the shards' means is"
             " something else.",
-            "损失 = Σ weight·cross_entropy / Σ weight，其中除数是整个批量的 Σ weight，而不是各份自己的：各份平均值的平均是另一回事。")  # fmt: skip
+            "各份合起来是否恰好是整个批量？损失 = Σ weight·cross_entropy / Σ weight，其中除数是整个批量的 Σ weight，而不是各份自己的：各份平均值的平均是另一回事。")  # fmt: skip
 
 
 # ---------------------------------------------------------------- the work and the bytes

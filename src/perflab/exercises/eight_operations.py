@@ -206,13 +206,17 @@ def _judge_concurrency(session, host, parts, rows: list[dict]) -> None:
             # counted only when it comes back while the judge's own instrument is right on the same device
             control = control or session.trusted(REFERENCE)
             again = []
-            for _ in range(3):
+            for _ in range(4):
                 if _error(_ask(control, device.fresh())) < 0.5:
                     again.append(_ask(host, device.fresh()))
                     if len(again) == 2 or _error(again[-1]) <= 1 or min(_error(row), _error(again[-1])) > CLEAR:
                         break
+            clear = bool(again) and min(_error(row), _error(again[-1])) > CLEAR
             row = min(again, key=_error) if again else row
-            (unclear if not again else wrong if _error(row) > 1 else []).append((device, row))
+            if not again or _error(row) > 1 and len(again) == 1 and not clear:  # one that came back may be chance
+                unclear.append((device, row))
+            elif _error(row) > 1:
+                wrong.append((device, row))
         rows.append(row)
     if wrong:
         _, row = max(wrong, key=lambda w: _error(w[1]))

@@ -30,7 +30,7 @@ TIMED = False  # two seconds are allowed where hundredths are needed
 
 SERVERS = ("primary", "backup")
 ELEMENTS = 2000
-GRADIENT_S = 0.003
+GRADIENT_S = 0.001, 0.006  # shortest and longest; each worker has its own pace in each run
 LATENCY_S, SLOW_S = 0.0003, 0.003  # of the links; of the link from the primary to the backup
 PATIENCE_S = 4.0
 EXTRA_S = 2.0
@@ -80,8 +80,11 @@ class Point:
         en = f"the {self.victim} was killed {when} message {self.number + 1} from {self.source} to {self.to}"
         when_zh = {0.0: "送出之前", 1.0: "送达之后"}.get(self.fraction, "传到一半时")
         zh = f"{_zh(self.victim)}在 {_zh(self.source)} 发给 {_zh(self.to)} 的第 {self.number + 1} 条消息{when_zh}被杀死"
-        if self.drain:
-            return f"{en} (what it had sent before still arrived)", f"{zh}（此前已发出的内容仍然送达）"
+        if self.drain and self.source == self.victim and self.fraction < 1:
+            en = f"the {self.victim} was killed as it sent message {self.number + 1} to {self.to} (all it had sent, that message too, still arrived later)"
+            zh = f"{_zh(self.victim)}在向 {_zh(self.to)} 发送第 {self.number + 1} 条消息时被杀死（它已发出的内容，包括这条消息，之后仍会送达）"
+        elif self.drain:
+            en, zh = f"{en} (all it had sent still arrived)", f"{zh}（它已发出的内容仍会送达）"
         return en, zh
 
 
@@ -264,8 +267,9 @@ def _judge_losses(session, parts, victim, worth, undisturbed, rows) -> None:
             return
         occurred += outcome.killed
     if occurred < 4:
-        parts.add(victim, worth, None, f"Only {occurred} moments to lose the {victim} could be tried in time.",
-                  f"时间内只试到 {occurred} 个失去{_zh(victim)}的时刻。")  # fmt: skip
+        parts.add(victim, worth, None,
+                  f"Only {occurred} moments to lose the {victim} could be tried: there was no time for more, or it takes part in next to no message.",
+                  f"只试到 {occurred} 个失去{_zh(victim)}的时刻：时间不够，或者它几乎不收发消息。")  # fmt: skip
         return
     parts.add(
         victim, worth, True,
@@ -324,6 +328,8 @@ def _run(session: Session, task: Task, point: Point | None, said, *, limit_s: fl
     names = task.names
     hosts: dict = {}
     outcome = Outcome(0.0)
+    # workers that differ: after a loss one has asked again before the other knows of it
+    pace_s = np.exp(session.rng.uniform(*np.log(GRADIENT_S), task.workers))
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if a in SERVERS]  # workers meet at the servers only
     with Wires(names, pairs=pairs, latency_s=LATENCY_S) as wires, ThreadPoolExecutor(len(names)) as threads:
 
@@ -349,7 +355,7 @@ def _run(session: Session, task: Task, point: Point | None, said, *, limit_s: fl
                         f"params 应与服务器得到的数组相同（float64，{ELEMENTS} 个元素）。",
                     )
                 outcome.asked.append((worker, step, params))
-                time.sleep(GRADIENT_S)
+                time.sleep(pace_s[worker])
                 return task.gradient(worker, step, params)
 
             return function

@@ -32,6 +32,7 @@ SERIAL_WITHIN = 1.15
 LOOKS = (11, 22, 44)
 MAX_S = 20.0
 LATER_S = 0.03
+LAYER_S = 0.026  # to compute a layer and to reduce it: long beside the messages that each costs
 
 _HELPERS = """
 import socket
@@ -368,7 +369,7 @@ def _judge_overlap(session, machine, parts, evidence, rounds: list[dict]) -> Non
     try:
         for look in LOOKS:
             while len(rounds) < look and time.monotonic() - began < MAX_S:
-                plan = make_plan(session.rng, layers, 0.018, 0.018)
+                plan = make_plan(session.rng, layers, LAYER_S, LAYER_S)
                 seconds = {}
                 for which in session.order().sample(["answer", "serial"], 2):
                     fresh = Plan(plan.gradients, plan.others, plan.compute_s, plan.reduce_s)
