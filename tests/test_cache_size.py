@@ -114,6 +114,11 @@ def test_ring_faults():
     backwards = good.copy()
     backwards[::8] = np.roll(np.arange(256) * 8, 1)
     assert "prefetcher" in fault(backwards)
+    in_pieces = good.copy()
+    order = np.concatenate([piece + rng.permutation(32) for piece in range(0, 256, 32)]) * 8
+    order = np.roll(order, -int(np.flatnonzero(order == 0)[0]))
+    in_pieces[order] = np.roll(order, -1)
+    assert "neighbours in memory" in fault(in_pieces)
     two = good.copy()
     two[8], two[0] = good[0], good[8]
     assert "cycle" in fault(two)

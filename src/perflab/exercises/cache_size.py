@@ -315,8 +315,8 @@ def ring_fault(made, size: int) -> tuple[str, str] | None:
                 "`{call}`：" + f"{lines} 步中有 {counts.max()} 步跨越的距离相同。预取器能预测这样的访问，各级缓存看上去都很快：请使用随机顺序。",
             )
         # of a random order the median step goes over 0.29 of the lines
-        typical = float(np.median(np.abs(jumps))) / LINE
-        if typical < lines / 8:
+        typical = float(np.median(np.abs(jumps)))
+        if lines >= 256 and typical < lines / 8:
             return (
                 "`{call}`: " + f"half of the steps go {typical:.0f} lines or less, of {lines}: neighbours in the walk are neighbours in memory. Draw one random"
                 " order of all lines, not one within each piece.",
