@@ -112,7 +112,8 @@ def expected_words(text: str) -> str | None:
 def trial(slug: str, answers: list[Path], repeat: int, kind: str, *, unsafe: bool = False, report=None) -> list[dict]:
     """Judges each answer `repeat` times under one noise. A row an answer: name, counts of statuses, median seconds.
 
-    ``unsaid`` holds the messages of decided verdicts that do not contain the words the answer's first line expects.
+    ``unsaid`` holds the messages of decided verdicts that do not contain the words the answer's first line expects,
+    ``others`` those of verdicts other than the promised one.
     """
     from grader.judging import judge_answer
 
@@ -122,18 +123,20 @@ def trial(slug: str, answers: list[Path], repeat: int, kind: str, *, unsafe: boo
             text = path.read_text(encoding="utf-8")
             times = min(repeat, UNTIMED_REPEATS) if untimed(text) else repeat
             words = expected_words(text)
-            counts, seconds, points, unsaid = Counter(), [], [], []
+            counts, seconds, points, unsaid, others = Counter(), [], [], [], []
             for _ in range(times):
                 verdict = judge_answer(slug, [text], unsafe=unsafe)
                 counts[verdict.status] += 1
                 points.append(verdict.points)
                 seconds.append(verdict.evidence["seconds"])
+                if verdict.status != expectation(path):
+                    others.append(verdict.message)
                 if words and verdict.status != "inconclusive" and words not in verdict.message.split("\n\n")[0]:
                     unsaid.append(verdict.message)
             rows.append({
                 "answer": path.stem, "noise": kind, "expected": expectation(path), "n": times,
                 **{s: counts[s] for s in ("pass", "fail", "inconclusive")},
-                "points": (min(points), max(points)), "seconds": median(seconds), "unsaid": unsaid,
+                "points": (min(points), max(points)), "seconds": median(seconds), "unsaid": unsaid, "others": others,
             })  # fmt: skip
             if report:
                 report(rows[-1])
@@ -184,8 +187,8 @@ def main_trial(arguments: list[str]) -> int:
         wrong = "  <-- wrong side" if flipped(row) else ""
         print(f"{row['answer']:44} {row['noise']:7} {row['n']:3} {row['pass']:5} {row['fail']:5} {row['inconclusive']:9}"
               f" {low:4g}–{high:<4g} {row['seconds']:8.2f} {len(row['unsaid']):6}{wrong}", flush=True)  # fmt: skip
-        for message in row["unsaid"][:1]:
-            print("    said instead: " + message.split("\n\n")[0].replace("\n", "\n    "), flush=True)
+        for message in (row["unsaid"] or row["others"])[:1]:
+            print("    said: " + message.split("\n\n")[0].replace("\n", "\n    "), flush=True)
 
     noises = NOISES if options.noise == "all" else [options.noise]
     try:

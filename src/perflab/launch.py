@@ -231,6 +231,15 @@ def _base_environ(threads: int) -> dict[str, str]:
     }
 
 
+def late_s(task: str = "thread-self") -> float:
+    """Seconds for which a task of /proc, this thread by default, was ready to run and had no core; 0.0 where that is not said."""
+    try:
+        with open(f"/proc/{task}/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
 class Host:
     """One process that an answer runs in. Close it, or use it as a context manager."""
 
@@ -337,11 +346,7 @@ class Host:
 
     def late_s(self) -> float:
         """Seconds for which this process's first thread was ready to run and had no core; 0.0 where the kernel does not say."""
-        try:
-            with open(f"/proc/{self.pid}/schedstat") as file:
-                return int(file.read().split()[1]) / 1e9
-        except (OSError, IndexError):
-            return 0.0
+        return late_s(str(self.pid))
 
     def _drain(self) -> None:
         try:
