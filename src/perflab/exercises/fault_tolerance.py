@@ -206,8 +206,8 @@ def _mistake(task, outcome, expected, *, exact: bool, acting: str) -> tuple[str,
         final = outcome.finals[name]
         if final.shape != expected[-1].shape or not same(final, expected[-1]):
             hint = _update_hint(task, final - expected[-1], expected, task.steps) if final.shape == expected[-1].shape else ("", "")
-            than = ("those of the run without loss, bit by bit", "没有损失时的结果逐位一致") if exact else ("right", "应有的结果一致")
-            return f"the final parameters of {name} are not {than[0]}. {hint[0]}", f"{_zh(name)} 的最终参数与{than[1]}不符。{hint[1]}"
+            than = ("those of the run without loss, bit by bit", "与没有损失时的结果并非逐位相同") if exact else ("right", "不正确")
+            return f"the final parameters of {name} are not {than[0]}. {hint[0]}", f"{_zh(name)} 的最终参数{than[1]}。{hint[1]}"
     return None
 
 

@@ -1,4 +1,4 @@
-# [correctness] NaN, which compares with nothing. Expect: off by inf
+# [correctness] NaN, which compares with nothing. Expect: NaN or infinite
 import time
 from statistics import median
 

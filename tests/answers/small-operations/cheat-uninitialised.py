@@ -1,4 +1,4 @@
-# [correctness] Returns uninitialised memory in the hope that it holds the right values. Expect: is off by
+# [correctness] Returns uninitialised memory in the hope that it holds the right values. Expect: `run_chains` with k = 
 import time
 from statistics import median
 
