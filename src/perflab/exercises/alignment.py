@@ -307,7 +307,8 @@ class Device:
     """Memory of known speed: waits `unit_s` × count × a secret factor that depends on the address alone.
 
     The unit follows from `count`, the smallest that an earlier attempt used, or from that of the first call that is more
-    than a touch, so that a call takes about a millisecond whatever the experiment's count. The factors lie so far apart that none passes for another.
+    than a touch, so that a call takes about a millisecond whatever the experiment's count. The factors lie so far apart
+    that none passes for another.
     """
 
     def __init__(self, rng, round_trip_s: float, count: int | None = None):

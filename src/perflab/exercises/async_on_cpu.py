@@ -181,11 +181,14 @@ def _measure(host, device) -> dict:
     }  # fmt: skip
 
 
+def _allowed_s(true_s: float) -> float:
+    """By how much a time may be off."""
+    return TIMES_WITHIN * true_s + TIMES_PLUS_S
+
+
 def _error(row) -> float:
     """The larger of the two deviations, in units of what is allowed: above 1 is wrong."""
-    return max(
-        abs(row[k] - row[f"true_{k}"]) / (TIMES_WITHIN * row[f"true_{k}"] + TIMES_PLUS_S) for k in ("launch_s", "total_s")
-    )
+    return max(abs(row[k] - row[f"true_{k}"]) / _allowed_s(row[f"true_{k}"]) for k in ("launch_s", "total_s"))
 
 
 def _judge_times(session, host, parts, evidence) -> list[dict]:
@@ -302,8 +305,8 @@ def _check_use(device: Device) -> None:
 
 def _hint(device: Device, what: str, row) -> tuple[str, str]:
     got, true, launch_s = row[what], row[f"true_{what}"], row["true_launch_s"]
-    launch_right = abs(row["launch_s"] - launch_s) < TIMES_WITHIN * launch_s + TIMES_PLUS_S
-    if what == "total_s" and launch_s > 3 * TIMES_PLUS_S and launch_right and abs(got - (true - launch_s)) < TIMES_WITHIN * got + TIMES_PLUS_S:
+    launch_right = abs(row["launch_s"] - launch_s) < _allowed_s(launch_s)
+    if what == "total_s" and launch_s > 3 * TIMES_PLUS_S and launch_right and abs(got - (true - launch_s)) < _allowed_s(got):
         return (
             "Did its clock start when the launch had returned? The total counts from before the launch.",
             "是否在 launch 返回之后才开始计总时间？total_s 从 launch 之前算起。",
