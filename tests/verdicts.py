@@ -19,12 +19,12 @@ def judged_as_promised(slug: str, path: Path):
     """Judges an answer, asserts what its name promises and that its message says what its first line expects.
 
     The suite runs on whatever machine there is, so noise may leave a verdict open now and then, or have the message name
-    another of several things that are wrong: then the judge is asked again, twice at most. A verdict on the wrong side
-    fails at once, and an answer that fails on correctness alone has one try.
+    another of several things that are wrong: then the judge is asked again, twice at most, or once where an answer fails
+    on correctness alone (ranks that race do not always lose in the same way). A verdict on the wrong side fails at once.
     """
     text = path.read_text()
     words = trial.expected_words(text)
-    for _ in range(1 if trial.untimed(text) else 3):
+    for _ in range(2 if trial.untimed(text) else 3):
         verdict = judge_answer(slug, [text])
         english, chinese = verdict.message.split("\n\n")
         assert verdict.status in (trial.expectation(path), "inconclusive"), verdict.message

@@ -359,15 +359,19 @@ def _ring(array: np.ndarray, offsets: np.ndarray, rng: np.random.Generator) -> c
     return ctypes.c_void_p(array.ctypes.data + int(order[0]))
 
 
-def _chase_measure(library, position: ctypes.c_void_p, elements: int, sample_ns: float):
-    """A function that goes round once to fill the caches (not timed, at most 2¹⁹ steps), then times about
-    sample_ns of chase.
+def _chase_measure(library, position: ctypes.c_void_p, elements: int, sample_ns: float, sweep=None):
+    """A function that fills the caches (not timed), then times about sample_ns of chase.
+
+    They are filled by one round of the chase. Round a large set that would take so long that neighbours evict what
+    came first: there ``sweep`` reads it from end to end, and a chase of a 64th of it brings its page tables back.
     """
     where = ctypes.byref(position)
     state = {"steps": 0}
 
     def measure() -> float:
-        library.pl_chase(where, min(elements, 1 << 19))
+        if sweep:
+            sweep()
+        library.pl_chase(where, max(elements >> 6, 1 << 14) if sweep else elements)
         if not state["steps"]:
             state["steps"] = max(256, int(sample_ns / (library.pl_chase(where, 1024) / 1024))) // 16 * 16
         return library.pl_chase(where, state["steps"]) / state["steps"]
@@ -406,7 +410,9 @@ def latency(
             arrays.append(buffer(size, huge))
         offsets = np.arange(0, size, line, dtype=np.int64) + 8 * slot
         position = _ring(arrays[-1], offsets, rng)
-        measures[size] = _chase_measure(library, position, len(offsets), sample_ns)
+        read = (arrays[-1].ctypes.data, size // 8, line // 8, 1, 1, ctypes.byref(ctypes.c_uint64()))
+        sweep = functools.partial(library.pl_sweep, *read) if size > 512 * KIB else None
+        measures[size] = _chase_measure(library, position, len(offsets), sample_ns, sweep)
     samples = _interleave(measures, passes, rng)
     return Reading(
         "load latency by working set",
