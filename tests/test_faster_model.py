@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from verdicts import answers, judged_as_promised
+from verdicts import ANSWERS, answers, judged_as_promised
 
 from grader.judging import hidden_cases, judge_answer
 from perflab.exercises import faster_model
@@ -43,6 +43,14 @@ def test_an_exception_does_not_tell_what_the_hidden_model_looks_like():
     verdict = judge_answer("faster-model", [f"{TELLTALE}\nPUBLIC = {[m.cls for m in public]!r}\n"])
     assert verdict.status == "fail" and "raised ValueError on a case that is kept secret" in verdict.message
     assert hidden.cls not in verdict.message and "Linear(" not in verdict.message
+
+
+def test_a_save_that_ends_its_process_costs_its_own_points_only():
+    """The fast versions go with the process; they are made once more, and timed."""
+    answer = (ANSWERS / "faster-model" / "right-compile-and-export.py").read_text()
+    verdict = judge_answer("faster-model", [answer, "def save(fast, path):\n    import os\n    os._exit(1)\n"])
+    assert verdict.evidence["parts"]["correct"] == "shown" and verdict.evidence["parts"]["saved"] == "wrong"
+    assert verdict.evidence["parts"]["fast"] in ("shown", "undecided") and verdict.status == "fail", verdict.message
 
 
 def models():

@@ -3,11 +3,13 @@
 import json
 import math
 import multiprocessing
+import os
 import threading
 import time
 
 import numpy as np
 import pytest
+from verdicts import ANSWERS
 
 from grader import judging, trial
 from perflab import bench, judge, wire
@@ -339,6 +341,21 @@ def test_two_judgements_never_measure_at_once(tmp_path):
     running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     spans = sorted(tuple(map(float, p.communicate()[0].split())) for p in running)
     assert all(spans[i][1] <= spans[i + 1][0] for i in range(2))
+
+
+def test_two_judgements_with_ranks_at_once_do_not_meet_and_leave_nothing():
+    """Of an untimed exercise, so that they really overlap: no port, no name and no file is shared."""
+    import subprocess
+    import sys
+
+    def shared_memory():
+        return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+    before, answer = shared_memory(), ANSWERS / "data-parallel" / "right-reference.py"
+    command = [sys.executable, "-m", "grader", "judge", "--json", "data-parallel", str(answer)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [json.loads(p.communicate(timeout=120)[0])["status"] for p in running] == ["pass"] * 2
+    assert shared_memory() <= before
 
 
 def test_a_trial_counts_verdicts_and_messages(tmp_path, monkeypatch, capsys):

@@ -408,7 +408,7 @@ def judge(
     """
     module = exercise(slug)
     verdict = _judge_once(module, cells, launcher, seed, hidden, public)
-    if verdict.status == "inconclusive" and quiet_wait_s > 0 and verdict.evidence.get("retry", True):
+    if verdict.status == "inconclusive" and quiet_wait_s > 0:
         deadline = time.monotonic() + quiet_wait_s
         while idle_fraction() < 0.8 and time.monotonic() < deadline:
             pass

@@ -492,10 +492,10 @@ class Host:
 
         if not self.quotes:
             kind = text("type", 80)
-            kind = kind if kind in dir(builtins) else "an exception"  # another name could tell of the case
+            en, zh = (kind, f" {kind}") if kind in dir(builtins) else ("an exception", "一个异常")  # another name could tell of the case
             return AnswerFailed(
-                "exception", f"Your code raised {kind} on a case that is kept secret, so its text is not shown here.",
-                f"你的代码在一个保密的测试用例上抛出了 {kind}，因此这里不显示它的内容。",
+                "exception", f"Your code raised {en} on a case that is kept secret, so its text is not shown here.",
+                f"你的代码在一个保密的测试用例上抛出了{zh}，因此这里不显示它的内容。",
             )  # fmt: skip
         if report.get("kind") == "value":
             return AnswerFailed(

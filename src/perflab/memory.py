@@ -5,7 +5,7 @@ were taken under (page size, threads, file cache …) and, where this machine ca
 that says why in place of numbers. A probe never raises because a machine lacks something.
 
 The timed loops are C (``csrc/probes.c``), compiled once for this processor into the user's cache folder.
-Needs a C compiler; works on Linux and macOS, on x86 and Arm, with or without sysfs.
+Needs a C compiler; works on Linux and macOS, with or without sysfs, on x86 and Arm (there only shown to compile).
 
 =====================  ===================================================================================
 :func:`latency`        one load, by working set: the staircase           ns

@@ -4,7 +4,7 @@ A page writes such a measurement as a function without arguments that returns pl
 lists, dicts), and asks
 
     result = recorded.measure_or_recall("12-3-streams", streams, possible=torch.cuda.is_available(),
-                                        needs=("a CUDA GPU", "CUDA GPU"))
+                                        needs=("CUDA GPU", "CUDA GPU"))
 
 Where it is possible the function runs. Elsewhere the last recorded run is shown, with its machine and date
 and the fingerprint of the code that made it; where there is none, the page says so and `result` is None. A
@@ -37,7 +37,8 @@ def measure_or_recall(
         if os.environ.get("PERFLAB_RECORD") == "1":
             _write(name, code, result)
         return result
-    print(f"This machine has no {needs[0]}. · 本机没有 {needs[1]}。")
+    space = " " if needs[1][0].isascii() else ""  # between Chinese and Latin letters
+    print(f"This machine has no {needs[0]}. · 本机没有{space}{needs[1]}。")
     path = folder() / f"{name}.json"
     if not path.is_file():
         print("Not recorded: run this page where there is one.")

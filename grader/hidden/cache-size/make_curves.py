@@ -3,8 +3,8 @@
     python grader/hidden/cache-size/make_curves.py record     # measure this machine → measured.json
     python grader/hidden/cache-size/make_curves.py            # measured.json + the models below → both curve files
 
-Two kinds of curves come out. *Measured*: the median of this machine's runs, its caches as the processor's data sheet
-gives them; the last level's size is null, since a virtual machine has a share of it that nobody states. *Modelled*: machines of
+Two kinds of curves come out. *Measured*: the median of this machine's runs, its caches as its system
+reports them; the last level's size is null, since a virtual machine has a share of it that nobody states. *Modelled*: machines of
 known caches, by
 
     latency(W) = l₁ + Σₖ (lₖ₊₁ − lₖ) · missₖ(W) + TLB(W)

@@ -109,7 +109,7 @@ class Group:
         cause = next((rank for rank in first if not _waiting(errors[rank].en)), first[0])
         others = [(rank, _waiting(errors[rank].en)) for rank in errors if rank != cause]
         en = "; ".join(f"rank {rank} was waiting in {what}" for rank, what in others if what)
-        zh = "；".join(f"rank {rank} 正在等待 {what}" for rank, what in others if what)
+        zh = "；".join(f"第 {rank} 号进程正在等待 {what}" for rank, what in others if what)
         error = errors[cause]
         return AnswerFailed(
             error.kind,

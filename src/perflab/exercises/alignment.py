@@ -642,8 +642,12 @@ def _reversed(figures, truth) -> tuple | None:
 
 def _judge_order(reversed_, agreed, parts) -> None:
     """Wrong only together with wrong figures: in figures that agree, a reversal is a passing disturbance."""
-    if reversed_ is None or agreed is not False:
-        parts.add("order", 1, True if reversed_ is None or agreed else None, "The order of the four cases is right.", "四种情形的快慢顺序正确。")
+    if reversed_ is None or agreed:
+        parts.add("order", 1, True, "The order of the four cases is right.", "四种情形的快慢顺序正确。")
+        return
+    if agreed is None:
+        parts.add("order", 1, None, "The order of the four cases could not be judged: the figures could not be compared.",
+                  "四种情形的快慢顺序无法评判：数值未能核对。")  # fmt: skip
         return
     kind, slow, fast, slow_ns, fast_ns = reversed_
     parts.add(

@@ -29,10 +29,6 @@ SURVEY_WITHIN, SURVEY_CLEAR, SURVEY_CALM = 1.5, 1.8, 1.2
 SIZE = 1024
 
 
-class Misuse(Exception):
-    """`launch` and `wait` were not called in turn."""
-
-
 @dataclass
 class Device:
     """A device of known truth. `launch` returns after `launch_s`, the work is done after `total_s`.

@@ -228,9 +228,17 @@ def judge(session: Session) -> Verdict:
         return parts.verdict(evidence=evidence)
     parts.add("saved", 2, unsaved is None, *(unsaved or (
         "Each saved file, loaded where the model's class is absent, computes the same.", "每个保存的文件在没有模型类的进程中加载后，计算结果都一致。")))  # fmt: skip
-    if host.closed or len(hosts) > 1:  # then the fast versions are gone
-        return parts.verdict(evidence=evidence)
     with parts.attempt("fast", 4):
+        if host.closed or len(hosts) > 1:  # `save` ended its process: the fast versions are gone, and made once more
+            host = session.answer(**limits)
+            host.define(source + ANSWERING)
+            for some in (public, hidden):
+                host.quotes = some is public
+                try:
+                    _correct(session, host, reference, some, evidence)
+                except Wrong as wrong:  # it was right before: by chance, or it counts its calls
+                    parts.add("fast", 4, False, *((wrong.en, wrong.zh) if some is public else HIDDEN_WRONG))
+                    return parts.verdict(evidence=evidence)
         _fast(session, host, reference, public, hidden, parts, evidence)
     return parts.verdict(evidence=evidence, figure=_figure(chosen, evidence))
 

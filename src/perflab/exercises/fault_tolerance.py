@@ -79,17 +79,18 @@ class Point:
         when = {0.0: "just before", 1.0: "just after"}.get(self.fraction, "in the middle of")
         en = f"the {self.victim} was killed {when} message {self.number + 1} from {self.source} to {self.to}"
         when_zh = {0.0: "送出之前", 1.0: "送达之后"}.get(self.fraction, "传到一半时")
-        zh = f"{_zh(self.victim)}在 {_zh(self.source)} 发给 {_zh(self.to)} 的第 {self.number + 1} 条消息{when_zh}被杀死"
+        zh = f"{_zh(self.victim)}在{_zh(self.source)}发给{_zh(self.to)}的第 {self.number + 1} 条消息{when_zh}被杀死"
         if self.drain and self.source == self.victim and self.fraction < 1:
             en = f"the {self.victim} was killed as it sent message {self.number + 1} to {self.to} (all it had sent, that message too, still arrived later)"
-            zh = f"{_zh(self.victim)}在向 {_zh(self.to)} 发送第 {self.number + 1} 条消息时被杀死（它已发出的内容，包括这条消息，之后仍会送达）"
+            zh = f"{_zh(self.victim)}在向{_zh(self.to)}发送第 {self.number + 1} 条消息时被杀死（它已发出的内容，包括这条消息，之后仍会送达）"
         elif self.drain:
             en, zh = f"{en} (all it had sent still arrived)", f"{zh}（它已发出的内容仍会送达）"
         return en, zh
 
 
 def _zh(node: str) -> str:
-    return {"primary": "主服务器", "backup": "备份服务器"}.get(node, node)
+    """A node's name within a Chinese sentence: Latin letters stand between spaces."""
+    return {"primary": "主服务器", "backup": "备份服务器"}.get(node, f" {node} ")
 
 
 @dataclass
@@ -198,7 +199,7 @@ def _mistake(task, outcome, expected, *, exact: bool, acting: str) -> tuple[str,
     if outcome.strange:
         name, got = next(iter(outcome.strange.items()))
         return (f"{name} returned {got}; the parameters are a NumPy array, as they were given.",
-                f"{_zh(name)} 返回了{got}；参数是一个 NumPy 数组，与传入时相同。")  # fmt: skip
+                f"{_zh(name).lstrip()}返回了{got}；参数是一个 NumPy 数组，与传入时相同。")  # fmt: skip
     judged = [name for name in outcome.finals if name.startswith("worker") or name == acting]
     if not judged:
         return ("neither the workers nor the server returned the final parameters.", "worker 和服务器都没有返回最终参数。")
@@ -207,7 +208,7 @@ def _mistake(task, outcome, expected, *, exact: bool, acting: str) -> tuple[str,
         if final.shape != expected[-1].shape or not same(final, expected[-1]):
             hint = _update_hint(task, final - expected[-1], expected, task.steps) if final.shape == expected[-1].shape else ("", "")
             than = ("those of the run without loss, bit by bit", "与没有损失时的结果并非逐位相同") if exact else ("right", "不正确")
-            return f"the final parameters of {name} are not {than[0]}. {hint[0]}", f"{_zh(name)} 的最终参数{than[1]}。{hint[1]}"
+            return f"the final parameters of {name} are not {than[0]}. {hint[0]}", f"{_zh(name).lstrip()}的最终参数{than[1]}。{hint[1]}"
     return None
 
 
@@ -434,20 +435,20 @@ def _failure(calls, failed, waited_for, said) -> BaseException:
         if not isinstance(error, AnswerFailed):
             return error
     cause = next((n for n in failed if "in vain" not in errors[n].en), failed[0])
-    error = errors[cause]
+    error, where_zh = errors[cause], _zh(cause).lstrip()
     waiting = [n for n in (*failed, *waited_for) if n != cause]
     en = f" {', '.join(waiting)} had not finished either." if waiting else ""
-    zh = f"{'、'.join(waiting)} 也没有结束。" if waiting else ""
+    zh = f"{'、'.join(_zh(n).strip() for n in waiting)} 也没有结束。" if waiting else ""
     vain = re.search(r"waited ([\d.]+) s in vain in recv\(\); (its last message went to ([\w-]+)|it has sent nothing)", error.en)
     if vain:
         last_zh = f"它最后一条消息发给了 {vain[3]}" if vain[3] else "它什么也没有发出"
         return AnswerFailed(
             "timeout",
             f"With {said[0]}: {cause} {vain[0]}, and nothing came.{en} Who was to answer, and does whoever took its place know of it?",
-            f"{said[1]}：{cause} 在 recv() 中等了 {vain[1]} 秒，没有收到消息；{last_zh}。{zh}应该由谁来回答？接替它的节点知道这件事吗？",
+            f"{said[1]}：{where_zh}在 recv() 中等了 {vain[1]} 秒，没有收到消息；{last_zh}。{zh}应该由谁来回答？接替它的节点知道这件事吗？",
         )
     return AnswerFailed(
-        error.kind, f"With {said[0]}: on {cause}: {error.en}{en}", f"{said[1]}：{cause} 上：{error.zh}{zh}"
+        error.kind, f"With {said[0]}: on {cause}: {error.en}{en}", f"{said[1]}：{where_zh}上：{error.zh}{zh}"
     )
 
 

@@ -152,18 +152,20 @@ def _fast(session, host, reference, parts, evidence):
     evidence["comparison"] = found.as_dict()
     evidence["cores_used"] = busy
     evidence["took_s"] = time.monotonic() - began
-    ok = found.faster
+    ok, why = found.faster, (found.reason, "机器正忙，或者区间跨过了阈值。")
     # a busy neighbour takes away what two processes gain, but it does not make them slower than one
     if ok is False and busy > 1.15 and found.high > 0.9:
         evidence["capacity"] = capacity = _capacity(session)
         if capacity < CAPACITY_NEEDED:
             ok = None
+            why = (f"Two processes do only {capacity:.2f} times the work of one here now: other programs are using the cores.",
+                   f"此刻本机上两个进程只能完成一个进程 {capacity:.2f} 倍的工作：其他程序正占用处理器核。")  # fmt: skip
     if ok:
         en = f"`run_chains` takes 1/{found.ratio:.3g} of the serial loop's time ({found}; more than {FASTER_BY:g}× asked)."
         zh = f"`run_chains` 的用时是串行循环的 1/{found.ratio:.3g}（{found}；要求大于 {FASTER_BY:g}×）。"
     elif ok is None:
-        en = f"Whether `run_chains` is more than {FASTER_BY:g}× as fast could not be told: {found}. {found.reason}"
-        zh = f"无法判定 `run_chains` 是否快了 {FASTER_BY:g} 倍以上：{found}。"
+        en = f"Whether `run_chains` is more than {FASTER_BY:g}× as fast could not be told: {found}. {why[0]}"
+        zh = f"无法判定 `run_chains` 是否快了 {FASTER_BY:g} 倍以上：{found}。{why[1]}"
     else:
         en = (f"`run_chains` is {found.ratio:.3g}× as fast as the serial loop of torch.mm ({found}); more than {FASTER_BY:g}× is asked."
               + (" It is slower: threads hand the interpreter lock to and fro at every 3 µs product." if found.high < 1 and busy > 1.15 else

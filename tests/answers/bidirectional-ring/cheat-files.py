@@ -1,4 +1,4 @@
-# Meets the other ranks in files. [correctness] Expect: Rank
+# Meets the other ranks in files. [correctness] Expect: No such file
 import os
 import tempfile
 import time

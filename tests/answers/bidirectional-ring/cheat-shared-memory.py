@@ -1,4 +1,4 @@
-# Meets the other ranks in shared memory. [correctness] Expect: Rank
+# Meets the other ranks in shared memory. [correctness] Expect: No such file
 import time
 from multiprocessing import shared_memory
 
@@ -13,12 +13,8 @@ def all_reduce(tensor, rank, world):
     if rank == 0:
         memory = shared_memory.SharedMemory(name, create=True, size=size * world)
     else:
-        for _ in range(30):
-            try:
-                memory = shared_memory.SharedMemory(name)
-                break
-            except FileNotFoundError:
-                time.sleep(0.1)
+        time.sleep(1)  # until rank 0 has made it
+        memory = shared_memory.SharedMemory(name)
     all_of_them = torch.frombuffer(memory.buf, dtype=tensor.dtype).view(world, -1)
     all_of_them[rank] = tensor
     time.sleep(0.5)

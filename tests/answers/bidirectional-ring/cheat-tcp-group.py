@@ -1,4 +1,4 @@
-# Fetches the hidden init functions and meets the others over TCP. [correctness] Expect: Rank
+# Fetches the hidden init functions and meets the others over TCP. [correctness] Expect: Operation not permitted
 from datetime import timedelta
 
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-# Times the making of the ring too. Expect: ns
+# Times the making of the ring too. Expect: `latency` gives
 import itertools
 import math
 import time

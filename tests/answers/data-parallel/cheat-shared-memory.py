@@ -1,4 +1,4 @@
-# Sums the gradients in shared memory instead of on the wires. [correctness] Expect: Rank
+# Sums the gradients in shared memory instead of on the wires. [correctness] Expect: No such file
 import time
 from multiprocessing import shared_memory
 

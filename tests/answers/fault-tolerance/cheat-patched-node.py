@@ -1,4 +1,4 @@
-# Patches the library so that nobody seems to be lost and every message comes twice. [correctness] Expect: Not passed
+# Patches the library so that nobody seems to be lost and every message comes twice. [correctness] Expect: no loss: on primary
 from collections import deque
 
 from perflab import cluster

@@ -1,4 +1,4 @@
-# A server goes as soon as one worker has finished: whoever still waits for the last answer is stranded. Expect: worker-
+# A server goes as soon as one worker has finished: whoever still waits for the last answer is stranded. Expect: the primary was killed
 from collections import deque
 
 from perflab.cluster import PeerLost

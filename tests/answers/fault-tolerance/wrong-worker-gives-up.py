@@ -1,4 +1,4 @@
-# A worker returns when it loses its server. [correctness] Expect: worker-
+# A worker returns when it loses its server. [correctness] Expect: stopped after step
 from collections import deque
 
 from perflab.cluster import PeerLost

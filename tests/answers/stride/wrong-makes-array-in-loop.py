@@ -1,4 +1,4 @@
-# Times the making of the array too. Expect: ns
+# Times the making of the array too. Expect: your experiment gives
 import time
 
 import numpy as np
