@@ -435,6 +435,22 @@ def finish(page: Path, edition: str) -> None:
     page.write_text(text, "utf8")
 
 
+_ICON = re.compile(r'(?:"([a-z0-9-]+)"|\b(\w+)):\[\d+,\d+,\[([^\]]*)\],"[0-9a-f]+",(?:"[^"]*"|\["[^"]*","[^"]*"\])\],?')
+
+
+def keep_used_icons(out: Path) -> None:
+    """Take the icons that nothing names out of the theme's script: two thousand of them, half a megabyte on every page."""
+    script = out / "_static" / "scripts" / "fontawesome.js"
+    texts = [*out.glob("*.html"), *(f for f in out.rglob("_static/**/*.js") if f != script)]
+    used = {name for text in texts for name in re.findall(r"\bfa-([a-z0-9-]+)", text.read_text("utf8"))}
+
+    def kept(icon: re.Match) -> str:
+        name, aliases = icon[1] or icon[2], re.findall(r'"([a-z0-9-]+)"', icon[3])
+        return icon[0] if used & {name, *aliases} else ""
+
+    script.write_text(_ICON.sub(kept, script.read_text("utf8")), "utf8")
+
+
 def publish_notebooks(book: Book, edition: str, folder: Path) -> None:
     """The pages and the students' notebooks, to download."""
     from notebooks import page_notebook
@@ -476,6 +492,7 @@ def build(book: Book, force: bool = False) -> None:
         sphinx(book, edition, builder="html", out=rendered[edition])
         for page in rendered[edition].glob("*.html"):
             finish(page, edition)
+        keep_used_icons(rendered[edition])
         publish_notebooks(book, edition, rendered[edition] / "notebooks")
 
     with ThreadPoolExecutor() as pool:  # nothing is timed any more

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gzip
 import http.server
 import json
 import re
@@ -419,6 +420,27 @@ def test_chinese_pages_name_their_buttons_in_chinese(site):
     for path in (site / "zh").glob("*.html"):
         labels = re.findall(r'\b(?:title|aria-label|placeholder)="([^"<]+)"', path.read_text("utf8"))
         assert [text for text in labels if text.isascii() and text not in own_language] == [], path.name
+
+
+def test_every_icon_is_there_and_no_other(site, pages):
+    for edition in ("en", "zh"):
+        script = (site / edition / "_static" / "scripts" / "fontawesome.js").read_text("utf8")
+        named = {icon for page in pages for icon in re.findall(r"fa-solid fa-([a-z-]+)", (site / edition / f"{page}.html").read_text("utf8"))}
+        assert named and [icon for icon in named if not re.search(rf'[{{,]"?{icon}"?:\[', script)] == []
+        assert len(script) < 100_000  # with all two thousand it is fifteen times as long
+
+
+def test_a_page_with_its_figures_and_widgets_is_light(site, pages):
+    """At most 600 kB gzipped, the widgets' own script included; what all pages share (theme, formulas, search) is left out."""
+    for edition in ("en", "zh"):
+        for name in pages:
+            page = site / edition / f"{name}.html"
+            text = page.read_text("utf8")
+            files = {page} | {(page.parent / src).resolve() for src in re.findall(r'src="([^":?#]+)', text) if "_static/scripts" not in src}
+            figures = [f for f in files if f.suffix in (".html", ".svg", ".png")]
+            scripts = [f for f in files if f.name == "embed.js"]
+            weight = sum(len(gzip.compress(f.read_bytes())) for f in [*figures, *scripts])
+            assert weight < (600_000 if name[:4] in ("12-1", "12-3") else 750_000), (edition, name, weight)
 
 
 def test_settings_are_those_of_a_book_that_asks_nothing_of_others():
