@@ -59,6 +59,7 @@ def server(site):
 def tab(browser, *, width=1280, **options):
     """A page whose `.troubles` collects requests to other places, failed requests and console errors."""
     context = browser.new_context(viewport={"width": width, "height": 844}, **options)
+    context.set_default_timeout(120_000)  # ms; a second test runs beside
     page = context.new_page()
     page.troubles = []
 
