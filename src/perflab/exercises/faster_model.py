@@ -213,14 +213,13 @@ def judge(session: Session) -> Verdict:
                 if not some:
                     continue
                 if not hosts or hosts[-1].closed:  # by its own `save`
-                    hosts.append(session.answer(**limits))
-                    hosts[-1].define(source + ANSWERING)
+                    hosts.append(_answering(session, source, limits))
                 host = hosts[-1]
                 host.quotes = some is public  # no exception may tell what a hidden model looks like
                 _correct(session, host, reference, some, evidence)
                 unsaved = unsaved or _not_saved(session, host, reference, some, first, limits)
         except Wrong as wrong:
-            parts.add("correct", 4, False, *(HIDDEN_WRONG if some is hidden else (wrong.en, wrong.zh)))
+            parts.add("correct", 4, False, *_told(wrong, some is hidden))
         else:
             parts.add("correct", 4, True, f"The fast versions of all {len(chosen)} models compute what the models compute.",
                       f"全部 {len(chosen)} 个模型的快速版本都与原模型结果一致。")  # fmt: skip
@@ -230,17 +229,27 @@ def judge(session: Session) -> Verdict:
         "Each saved file, loaded where the model's class is absent, computes the same.", "每个保存的文件在没有模型类的进程中加载后，计算结果都一致。")))  # fmt: skip
     with parts.attempt("fast", 4):
         if host.closed or len(hosts) > 1:  # `save` ended its process: the fast versions are gone, and made once more
-            host = session.answer(**limits)
-            host.define(source + ANSWERING)
+            host = _answering(session, source, limits)
             for some in (public, hidden):
                 host.quotes = some is public
                 try:
                     _correct(session, host, reference, some, evidence)
                 except Wrong as wrong:  # it was right before: by chance, or it counts its calls
-                    parts.add("fast", 4, False, *((wrong.en, wrong.zh) if some is public else HIDDEN_WRONG))
+                    parts.add("fast", 4, False, *_told(wrong, some is hidden))
                     return parts.verdict(evidence=evidence)
         _fast(session, host, reference, public, hidden, parts, evidence)
     return parts.verdict(evidence=evidence, figure=_figure(chosen, evidence))
+
+
+def _answering(session, source: str, limits: dict):
+    """A process of the answer that knows the models and has made no fast version yet."""
+    host = session.answer(**limits)
+    host.define(source + ANSWERING)
+    return host
+
+
+def _told(wrong: Wrong, secret: bool) -> tuple[str, str]:
+    return HIDDEN_WRONG if secret else (wrong.en, wrong.zh)
 
 
 def _inputs(session, model: Model) -> list[Tensor]:
@@ -342,7 +351,7 @@ def _fast(session, host, reference, public, hidden, parts, evidence) -> None:
             for inputs, value in outputs:
                 _compare(value, reference.call("exact", model.cls, *inputs), [], [], model, "The fast version", "快速版本")
         except Wrong as wrong:
-            parts.add("fast", 4, False, *((wrong.en, wrong.zh) if model in public else HIDDEN_WRONG))
+            parts.add("fast", 4, False, *_told(wrong, model not in public))
             return
         evidence["models"][model.name[0]]["comparison"] = found.as_dict()
         states.append(found.faster)

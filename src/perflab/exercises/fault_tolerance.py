@@ -441,7 +441,7 @@ def _failure(calls, failed, waited_for, said) -> BaseException:
     zh = f"{'、'.join(_zh(n).strip() for n in waiting)} 也没有结束。" if waiting else ""
     vain = re.search(r"waited ([\d.]+) s in vain in recv\(\); (its last message went to ([\w-]+)|it has sent nothing)", error.en)
     if vain:
-        last_zh = f"它最后一条消息发给了 {vain[3]}" if vain[3] else "它什么也没有发出"
+        last_zh = f"它最后一条消息发给了{_zh(vain[3]).rstrip()}" if vain[3] else "它什么也没有发出"
         return AnswerFailed(
             "timeout",
             f"With {said[0]}: {cause} {vain[0]}, and nothing came.{en} Who was to answer, and does whoever took its place know of it?",
